@@ -16,7 +16,7 @@ from plait.constrained.regex.char_classes import warm_up_classes
 from plait.constrained.specs import GrammarError
 from plait.constrained.tokens.vocabulary import Vocabulary
 
-QUICK_S = 0.005  # a grammar that took the worker longer is built in a thread, not in the caller's loop
+QUICK_S = 0.005  # of CPU; a grammar that took the worker longer is built in a thread, not in the caller's loop
 NICENESS = 11  # of such a thread: it takes 8% of a core that another thread wants
 
 Key = TypeVar("Key")
@@ -63,7 +63,7 @@ class GrammarBuilds(Generic[Key]):
                 self._is_warm = True
 
     def is_quick(self, answer: TokenDfaArrays | LlguidanceSource, spent_s: float) -> bool:
-        """Returns whether the caller may build a grammar in its loop that a worker compiled in `spent_s` seconds.
+        """Returns whether the caller may build a grammar in its loop that a worker compiled in `spent_s` CPU seconds.
 
         So may a caller for whom `open` was not called.
         """

@@ -7,7 +7,7 @@ All work has a fixed bound, a few milliseconds; what exceeds it is left to a wor
 from __future__ import annotations
 
 import re
-from time import monotonic
+from time import monotonic, thread_time
 
 from plait.constrained.compiler import build_grammar
 from plait.constrained.dfa.choices import compile_choices
@@ -47,14 +47,14 @@ class InPlaceCompiler:
         self.not_before = 0.0  # nothing is compiled before this time (monotonic seconds)
 
     def compile(self, spec: Spec) -> tuple[Grammar | None, float]:
-        """Returns the grammar of a small spec, if it may be compiled now, and the seconds that were spent."""
-        start = monotonic()
-        if start < self.not_before:
+        """Returns the grammar of a small spec, if it may be compiled now, and the CPU seconds that were spent."""
+        if monotonic() < self.not_before:
             return None, 0.0
+        start = thread_time()
         compiled = compile_in_place(spec, self._vocabulary)
         grammar = None if compiled is None else build_grammar(compiled, self._vocabulary)
-        spent_s = monotonic() - start
-        self.not_before = start + spent_s + spent_s / MAX_SHARE
+        spent_s = thread_time() - start
+        self.not_before = monotonic() + spent_s / MAX_SHARE
         if grammar is not None:
             self._vocabulary.warm_up_forced_tokens()  # here: the time of a token counts against its constraint
         return grammar, spent_s

@@ -71,7 +71,7 @@ class CompileRefused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class CompileResult(msgspec.Struct, frozen=True, tag="done"):
-    """From the worker: the result of a job and the seconds that it took."""
+    """From the worker: the result of a job and the CPU seconds that it took."""
 
     answer: TokenDfaArrays | LlguidanceSource | CompileRefused
     spent_s: float

@@ -54,8 +54,8 @@ class CompilePool:
     - Memory: a worker may use `memory_bytes` in addition to what it needs itself. It is replaced if it retains 128 MiB
       of them.
 
-    Errors are cached like grammars. `compile_s` holds the seconds of the last 1,000 jobs. Without `start_eagerly` the
-    processes start with the first job, which then takes a second longer, or with `start_workers`. With `in_place`,
+    Errors are cached like grammars. `compile_s` holds the CPU seconds of the last 1,000 jobs. Without `start_eagerly`
+    the processes start with the first job, which then takes a second longer, or with `start_workers`. With `in_place`,
     `submit` itself compiles small specs (in_place.py), in a few milliseconds once the vocabulary is warmed up. With
     `spec_file`, the specs used last are written to it, and compiled again after a restart, one at a time while no
     other one is.

@@ -1,16 +1,17 @@
-"""The template process: what it does with requests of the pool, without processes."""
+"""The template and a worker: what they do with requests of the pool, without processes."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from types import SimpleNamespace
 
 import pytest
 
-from plait.constrained import Vocabulary
-from plait.constrained.compile_service import worker_template
-from plait.constrained.compile_service.messages import send_fork, send_reap
+from plait.constrained import Regex, Vocabulary
+from plait.constrained.compile_service import worker, worker_template
+from plait.constrained.compile_service.messages import CompileJob, CompileRefused, send_fork, send_reap
 
 
 def test_a_killed_worker_that_ends_slowly_delays_no_other(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +47,15 @@ def test_a_killed_worker_that_ends_slowly_delays_no_other(small: Vocabulary, mon
         *("forks 11", "asks for 11", "asks for 11", "forks 12", "asks for 11", "forks 13"),
         *("asks for 11", "asks for 12", "waits for 13"),
     ]
+
+
+def test_a_worker_reports_the_processor_time_of_a_job(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a small constraint takes long by the clock, and its grammar is still built at once."""
+
+    def wait(*_: object) -> CompileRefused:
+        time.sleep(0.3)
+        return CompileRefused("no", None)
+
+    monkeypatch.setattr(worker, "_compile", wait)
+    monkeypatch.setattr(worker, "signal", SimpleNamespace(setitimer=lambda *_: None, ITIMER_REAL=0))
+    assert worker._run_job(CompileJob(Regex("a"), 60.0), small).spent_s < 0.1
