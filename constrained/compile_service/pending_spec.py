@@ -15,8 +15,8 @@ from plait.constrained.tenant_shares import TenantQueue, TenantShares
 MAX_SPECS_OF_TENANT = 1024  # that are not compiled yet
 MAX_BYTES_OF_TENANT = 16 << 20  # of these specs
 GIVE_WAY_S = 0.05  # seconds of a worker, for its weight, by which a tenant is ahead of one that takes its place
-USED_S = 1.0  # CPU seconds lately, for its weight, from which a tenant's specs are lowered
-USED_MEMORY_S = 20.0  # the time constant of "lately": 5% of a core at all times is USED_S
+USED_S = 2.0  # CPU seconds lately, for its weight, from which a tenant's specs are lowered
+USED_MEMORY_S = 40.0  # the time constant of "lately": 5% of a core at all times is USED_S
 
 
 @dataclass(eq=False)

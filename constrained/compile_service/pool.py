@@ -43,8 +43,8 @@ class CompilePool:
     - Concurrency: at most `workers` jobs run at once; `spares` more workers wait to replace one that is killed. Tenants
       share the workers' time by their `tenant_weights` (1 by default). With two workers or more, one is reserved for
       small specs: those that `spec_cost` estimates to be small and that compile within 0.1 s of CPU time.
-    - Priority: with two workers or more, the specs of a tenant that has used more than a second of CPU time lately are
-      lowered beside the work of others (`watch_others`): compiled one at a time, in processor time that nothing wants.
+    - Priority: with two workers or more, the specs of a tenant that has used more than two seconds of CPU time lately
+      are lowered beside the work of others (`watch_others`): compiled one at a time, in time that nothing else wants.
     - Time: a job that uses more than 0.9 of `deadline_s` of CPU time fails, and its worker is killed; a spec of 512 KiB
       or more may use twice that, shorter ones in proportion to their length. Waiting for a processor does not count, so
       a busy machine hardly changes which specs are taken. A job that has got less after ten times `deadline_s` of wall

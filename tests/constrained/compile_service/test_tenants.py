@@ -230,7 +230,7 @@ def test_specs_that_wait_already_are_lowered_too(small: Vocabulary) -> None:
     for n in range(3):
         pool.submit(large(n), "a")
     pool.submit(large(2), "b")
-    workers.running[0].cpu_s = 1.5
+    workers.running[0].cpu_s = 2.5
     workers.refuse(workers.running[0])
     pool.collect()
     assert [(job.spec, job.is_lowered) for job in workers.running] == [(large(2), False), (large(1), True)]
@@ -258,7 +258,7 @@ def test_a_job_that_is_cancelled_counts_as_used(small: Vocabulary) -> None:
     pool, workers = make_pool(small)
     pool.watch_others(lambda tenant: True)
     ticket = pool.submit(large(0), "a")
-    workers.running[0].cpu_s = 1.5
+    workers.running[0].cpu_s = 2.5
     pool.cancel(ticket)
     pool.submit(large(1), "a")
     assert workers.running[0].is_lowered
@@ -508,7 +508,7 @@ def test_every_ticket_is_answered_once_whatever_happens(
     rng = random.Random(seed)
     pool, workers = make_pool(small, workers=rng.choice((1, 2, 3)), cache_bytes=rng.choice((0, 1 << 20)))
     open_tickets, num_tenants, numbers = set[int](), rng.randint(1, 4), count()
-    most_cpu_s = rng.choice((0.0, 1.0))
+    most_cpu_s = rng.choice((0.0, 2.0))
     pool.watch_others(lambda tenant: rng.random() < 0.7)
     wait: dict[str, int] = {}  # by tenant with a queued large spec: turns that others had meanwhile
     for _ in range(120):
@@ -635,7 +635,7 @@ def test_a_worker_stops_for_another_tenant_and_goes_on(real: CompilePool) -> Non
 def test_a_lowered_worker_runs_at_idle_priority_and_takes_no_other_jobs(real: CompilePool) -> None:
     real.watch_others(lambda tenant: True)
     results_of(real, {real.submit(Regex("a"), "a")})
-    real._queue.charge("a", 1.5, monotonic())
+    real._queue.charge("a", 2.5, monotonic())
     lowered = {real.submit(large(n), "a") for n in range(2)}
     results_of(real, lowered)
     (worker,) = [worker for worker in real._workers if worker.is_lowered]
