@@ -96,7 +96,7 @@ def schemas(listed: list[Any], pool: CompilePool) -> list[tuple[Any, Grammar]]:
     print(f"schemas: {len(listed)}, taken {len(taken)} ({share}), the rest refused with a reason")
     missing = ", ".join(sorted(ASSERTIONS - met)) or "none"
     print(f"keywords in those taken: {len(met)} of {len(ASSERTIONS)}, missing: {missing}")
-    show("compile, by the child's clock", [1e3 * spent for spent in pool.compile_s], "ms")
+    show("compile, processor time of the child", [1e3 * spent for spent in pool.compile_s], "ms")
     return taken
 
 

@@ -3,7 +3,7 @@
 One rule decides everywhere: the next unit goes to the tenant that holds the fewest units for its weight; among equals
 to the one that had the least service for its weight lately. With n tenants that always want more, each so gets 1/n of
 the units, and a tenant that arrives gets its part as soon as units are free. Service is what the caller counts (tokens,
-seconds), and is forgotten with time: `exp(-t / MEMORY_S)` of it counts after t seconds. So neither idling nor an empty
+seconds), and is forgotten with time: `exp(-t / memory_s)` of it counts after t seconds. So neither idling nor an empty
 server earns credit for longer.
 
 The module knows no clock: every method that needs the time gets it, so that it can be simulated. It stands in the
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-MEMORY_S = 2.0  # the time constant in which service is forgotten
+MEMORY_S = 2.0  # the time constant in which service is forgotten, if the caller names no other one
 MAX_IDLE_ACCOUNTS = 4096  # accounts of tenants that hold nothing
 
 Item = TypeVar("Item")
@@ -45,8 +45,9 @@ class TenantShares:
     'b'
     """
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None, memory_s: float = MEMORY_S) -> None:
         self._weights = weights or {}  # of tenants; 1 for others
+        self._memory_s = memory_s
         self._accounts: dict[str, Account] = {}
         self._num_idle = 0
 
@@ -70,7 +71,7 @@ class TenantShares:
         """Counts service that a tenant receives at time `now` (seconds)."""
         account = self._account(tenant)
         if now > account.updated:
-            account.service, account.updated = _left(account, now), now
+            account.service, account.updated = self._left(account, now), now
         account.service += amount
 
     def order(self, tenant: str, now: float, num_more: int = 0) -> Order:
@@ -78,7 +79,7 @@ class TenantShares:
         account = self._accounts.get(tenant)
         if account is None:
             return num_more / self.weight(tenant), 0.0
-        return (account.held + num_more) / account.weight, _left(account, now) / account.weight
+        return (account.held + num_more) / account.weight, self._left(account, now) / account.weight
 
     def service(self, tenant: str, now: float) -> float:
         """The service for its weight that a tenant has received lately."""
@@ -126,9 +127,8 @@ class TenantShares:
                 self._num_idle -= 1
         return account
 
-
-def _left(account: Account, now: float) -> float:
-    return account.service * math.exp(min(0.0, account.updated - now) / MEMORY_S)
+    def _left(self, account: Account, now: float) -> float:
+        return account.service * math.exp(min(0.0, account.updated - now) / self._memory_s)
 
 
 class TenantQueue(Generic[Item]):
@@ -155,9 +155,18 @@ class TenantQueue(Generic[Item]):
     def __contains__(self, item: object) -> bool:
         return item in self._tenants
 
+    @property
+    def tenants(self) -> list[str]:
+        """The tenants that have items."""
+        return list(self._waiting)
+
     def num_of(self, tenant: str) -> int:
         """The number of items that wait for a tenant."""
         return len(self._waiting.get(tenant, ()))
+
+    def items_of(self, tenant: str) -> list[Item]:
+        """The items that wait for a tenant, the oldest first."""
+        return list(self._waiting.get(tenant, ()))
 
     def put(self, tenant: str, item: Item, *, first: bool = False) -> None:
         """Adds an item at the end of its tenant's items, or before them if `first`."""

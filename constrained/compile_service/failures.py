@@ -14,10 +14,11 @@ def waited_in_queue(seconds: float) -> CompileQueueFull:
     return CompileQueueFull(f"the queue of grammars is full: this one waited for {seconds:g} s; try again later")
 
 
-def starved(cpu_s: float, wall_s: float) -> CompileQueueFull:
+def starved(cpu_s: float, wall_s: float, *, is_lowered: bool) -> CompileQueueFull:
     """Of a job that got `cpu_s` of processor time in `wall_s`, less than it may use."""
     got = f"{cpu_s:.2g} s of processor time in {wall_s:g} s"
-    return CompileQueueFull(f"the machine is too busy: the compiler got {got}; try again later")
+    why = ", since the constraints of this tenant took much of it lately" if is_lowered else ""
+    return CompileQueueFull(f"the machine is too busy: the compiler got {got}{why}; try again later")
 
 
 def not_built(spec: Spec, wall_s: float) -> CompileQueueFull:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from threading import Lock
+from time import thread_time
 from typing import Generic, TypeVar
 
 from plait.constrained.compile_service.background_calls import BackgroundCalls
@@ -15,7 +16,7 @@ from plait.constrained.regex.char_classes import warm_up_classes
 from plait.constrained.specs import GrammarError
 from plait.constrained.tokens.vocabulary import Vocabulary
 
-QUICK_S = 0.005  # a grammar that took the worker longer is built in a thread, not in the caller's loop
+QUICK_S = 0.005  # of CPU; a grammar that took the worker longer is built in a thread, not in the caller's loop
 NICENESS = 11  # of such a thread: it takes 8% of a core that another thread wants
 
 Key = TypeVar("Key")
@@ -28,13 +29,13 @@ class GrammarBuilds(Generic[Key]):
     >>> builds.open()                                                     # doctest: +SKIP
     >>> builds.begin("a", source)                                         # doctest: +SKIP
     >>> builds.collect()                                                  # doctest: +SKIP
-    [('a', <LlguidanceGrammar>)]
+    [('a', <LlguidanceGrammar>, 0.012)]
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._warm_up_lock, self._is_warm = Lock(), False
-        self._calls: BackgroundCalls[Key, Grammar | GrammarError] | None = None  # set while open
+        self._calls: BackgroundCalls[Key, tuple[Grammar | GrammarError, float]] | None = None  # set while open
         self.running: set[Key] = set()
 
     def open(self) -> None:
@@ -62,7 +63,7 @@ class GrammarBuilds(Generic[Key]):
                 self._is_warm = True
 
     def is_quick(self, answer: TokenDfaArrays | LlguidanceSource, spent_s: float) -> bool:
-        """Returns whether the caller may build a grammar in its loop that a worker compiled in `spent_s` seconds.
+        """Returns whether the caller may build a grammar in its loop that a worker compiled in `spent_s` CPU seconds.
 
         So may a caller for whom `open` was not called.
         """
@@ -81,15 +82,18 @@ class GrammarBuilds(Generic[Key]):
         self.running.add(key)
         self._calls.begin(key, lambda: self._build(answer))
 
-    def collect(self) -> list[tuple[Key, Grammar | GrammarError]]:
-        """Returns the grammars that are built, those included whose key was removed from `running`."""
+    def collect(self) -> list[tuple[Key, Grammar | GrammarError, float]]:
+        """Returns the grammars that are built, those included whose key was removed from `running`, and the CPU seconds
+        that each took."""
         built = [] if self._calls is None else self._calls.collect()
         self.running.difference_update(key for key, _ in built)
-        return built
+        return [(key, answer, cpu_s) for key, (answer, cpu_s) in built]
 
-    def _build(self, answer: TokenDfaArrays | LlguidanceSource) -> Grammar | GrammarError:
+    def _build(self, answer: TokenDfaArrays | LlguidanceSource) -> tuple[Grammar | GrammarError, float]:
         self.warm_up()
-        return grammar_of(answer, self._vocabulary)
+        start = thread_time()
+        grammar = grammar_of(answer, self._vocabulary)
+        return grammar, thread_time() - start
 
 
 def grammar_of(answer: TokenDfaArrays | LlguidanceSource, vocabulary: Vocabulary) -> Grammar | GrammarError:

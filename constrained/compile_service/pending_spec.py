@@ -1,10 +1,10 @@
-"""A spec that is not compiled yet, with the tickets that wait for it, all such specs, and the two queues of them."""
+"""A spec that is not compiled yet, with the tickets that wait for it, all such specs, and the three queues of them."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,6 +15,8 @@ from plait.constrained.tenant_shares import TenantQueue, TenantShares
 MAX_SPECS_OF_TENANT = 1024  # that are not compiled yet
 MAX_BYTES_OF_TENANT = 16 << 20  # of these specs
 GIVE_WAY_S = 0.05  # seconds of a worker, for its weight, by which a tenant is ahead of one that takes its place
+USED_S = 2.0  # CPU seconds lately, for its weight, from which a tenant's specs are lowered
+USED_MEMORY_S = 40.0  # the time constant of "lately": 5% of a core at all times is USED_S
 
 
 @dataclass(eq=False)
@@ -24,7 +26,8 @@ class PendingSpec:
     `owner`: the tenant that is charged for it. `is_small`: it is compiled in the small queue. `answer_by`: when it must
     have been answered (monotonic seconds), once it is being compiled. `gives_way`: it is being compiled while another
     tenant waits that was served less. `is_stopped`: its worker does not run, since another one took its place.
-    `is_done`: it has been answered, or has no tickets any more.
+    `is_lowered`: its worker only gets the processor time that nothing else wants. `cpu_s`: the CPU seconds that workers
+    have spent on it and that are not charged yet. `is_done`: it has been answered, or has no tickets any more.
     """
 
     spec: Spec
@@ -35,6 +38,8 @@ class PendingSpec:
     answer_by: float = math.inf
     gives_way: bool = False
     is_stopped: bool = False
+    is_lowered: bool = False
+    cpu_s: float = 0.0
     is_done: bool = False
 
 
@@ -81,22 +86,30 @@ class PendingSpecs:
 
 
 class SpecQueues:
-    """The queue of small specs and the queue of large ones. Tenants share the workers by weight and by time.
+    """The queues of small, large and lowered specs. Tenants share the workers by weight and by time.
 
     A spec that was taken from a queue holds a worker until `settle` finds that it has ended, or that it gives way to a
-    spec of the same queue: a tenant that was served less does not wait until an expensive spec has ended.
+    spec of the same queue: a tenant that was served less does not wait until an expensive spec has ended. Nothing gives
+    way in the queue of lowered specs, which are those of tenants that have used much CPU time lately.
+
+    At most `num_workers` specs that are not lowered run at once. Of several workers, one is reserved for small specs;
+    a single one has no lowered specs.
     """
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        self._shares = TenantShares(weights)
+    def __init__(self, num_workers: int, weights: Mapping[str, float] | None = None) -> None:
+        self.is_beside_others: Callable[[str], bool] = lambda tenant: False  # whether others want the processor
+        self.num_workers = num_workers
+        self._shares, self._used = TenantShares(weights), TenantShares(weights, USED_MEMORY_S)
         self._small, self._large = TenantQueue[PendingSpec](self._shares), TenantQueue[PendingSpec](self._shares)
+        self._lowered = TenantQueue[PendingSpec](self._shares)
+        self._queues = self._small, self._large, self._lowered
         self._begun: dict[PendingSpec, tuple[str, float]] = {}  # (tenant, monotonic seconds)
 
     def __len__(self) -> int:
-        return len(self._small) + len(self._large)
+        return sum(map(len, self._queues))
 
     def __contains__(self, pending: object) -> bool:
-        return pending in self._small or pending in self._large
+        return any(pending in queue for queue in self._queues)
 
     @property
     def has_large(self) -> bool:
@@ -110,19 +123,53 @@ class SpecQueues:
 
     def discard(self, pending: PendingSpec, tenant: str | None = None) -> None:
         """Removes a spec for `tenant`, or for all of its tenants; does nothing if it is not queued."""
-        self._small.discard(pending, tenant)
-        self._large.discard(pending, tenant)
+        for queue in self._queues:
+            queue.discard(pending, tenant)
 
-    def pop(self, now: float, *, may_be_large: bool) -> PendingSpec | None:
-        """Removes and returns the next large spec if `may_be_large`, else the next small one, else None."""
-        queue = self._large if may_be_large and len(self._large) else self._small
+    def may_run_large(self, running: Collection[PendingSpec]) -> bool:
+        """Whether a large spec may run beside those that run."""
+        num_large = sum(not pending.is_small and not pending.is_lowered for pending in running)
+        return num_large < max(1, self.num_workers - 1)
+
+    def pop(self, running: Collection[PendingSpec], now: float) -> PendingSpec | None:
+        """Removes and returns the next spec that is not lowered and may run beside `running`: a large one if it may be,
+        else a small one. None if there is none."""
+        if sum(not pending.is_lowered for pending in running) >= self.num_workers:
+            return None
+        return self._pop(self._large if len(self._large) and self.may_run_large(running) else self._small, now)
+
+    def pop_lowered(self, now: float) -> PendingSpec | None:
+        """Removes and returns the next lowered spec, if there is one."""
+        return self._pop(self._lowered, now)
+
+    def _pop(self, queue: TenantQueue[PendingSpec], now: float) -> PendingSpec | None:
         if not len(queue):
             return None
         tenant, pending = queue.pop(now)
+        self.discard(pending)
         self._shares.take(tenant)
         self._begun[pending] = tenant, now
         pending.gives_way = pending.is_stopped = False
+        pending.is_lowered = queue is self._lowered
+        pending.is_small = pending.is_small and not pending.is_lowered
         return pending
+
+    def charge(self, tenant: str, cpu_s: float, now: float) -> None:
+        """Counts CPU seconds that were spent on a tenant's specs."""
+        self._used.charge(tenant, cpu_s, now)
+
+    def is_lowered(self, tenant: str, now: float) -> bool:
+        """Whether a tenant has used so much CPU time lately that its specs do not come before the work of others."""
+        has_used_much = self.num_workers > 1 and self._used.service(tenant, now) > USED_S
+        return has_used_much and self.is_beside_others(tenant)
+
+    def lower(self, now: float) -> None:
+        """Moves the specs of lowered tenants to their queue."""
+        for queue in (self._small, self._large):
+            for tenant in [tenant for tenant in queue.tenants if self.is_lowered(tenant, now)]:
+                for pending in queue.items_of(tenant):
+                    queue.discard(pending, tenant)
+                    self._lowered.put(tenant, pending)
 
     def settle(self, running: Collection[PendingSpec], now: float) -> None:
         """Charges the tenants of running specs for the time, takes back the workers of specs that no longer run, and
@@ -136,10 +183,12 @@ class SpecQueues:
             else:
                 del self._begun[pending]
                 self._shares.take(tenant, -1)
+                self.charge(tenant, pending.cpu_s, now)
+                pending.cpu_s = 0.0
         for pending, (tenant, _) in self._begun.items():
             queue = self._small if pending.is_small else self._large
             other = queue.next_tenant(now)
-            if other is None or pending.is_stopped:
+            if other is None or pending.is_stopped or pending.is_lowered:
                 pending.gives_way = False
             else:
                 ahead = self._shares.service(tenant, now) - self._shares.service(other, now)

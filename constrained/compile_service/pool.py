@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Thread
 from time import monotonic
 
 from plait.constrained.compile_service import failures
 from plait.constrained.compile_service.answer_cache import AnswerCache
 from plait.constrained.compile_service.grammar_builds import GrammarBuilds, grammar_of
-from plait.constrained.compile_service.in_place import compile_in_place
+from plait.constrained.compile_service.in_place import InPlaceCompiler
 from plait.constrained.compile_service.pending_spec import PendingSpec, PendingSpecs, SpecQueues
 from plait.constrained.compile_service.spec_cost import is_small
 from plait.constrained.compile_service.worker_messages import CompileRefused, CompileResult, WorkerInit
 from plait.constrained.compile_service.worker_set import JobFailure, WorkerSet
-from plait.constrained.compiler import build_grammar
 from plait.constrained.grammar import Grammar
 from plait.constrained.reasoning_matcher import ReasoningGrammar
 from plait.constrained.spec_file import RecentSpecs, SpecFile
@@ -34,7 +33,6 @@ MAX_WALL_FACTOR = 10.0  # times the deadline: how long the callers of a job wait
 EXTENSION_S = 0.02  # the least time after which a late job is looked at again
 SMALL_LIMIT_S = 0.1  # CPU time of a small spec; one that takes longer counts as large
 MAX_WAIT_S = 30.0  # time in the queue
-MAX_IN_PLACE_SHARE = 0.05  # share of the caller's time for compiling in place; workers compile the rest
 _WRITE_RETRY_S = 0.001
 _WARMUP_TENANT = "\0warmup"  # no name of a tenant
 
@@ -45,6 +43,8 @@ class CompilePool:
     - Concurrency: at most `workers` jobs run at once; `spares` more workers wait to replace one that is killed. Tenants
       share the workers' time by their `tenant_weights` (1 by default). With two workers or more, one is reserved for
       small specs: those that `spec_cost` estimates to be small and that compile within 0.1 s of CPU time.
+    - Priority: with two workers or more, the specs of a tenant that has used more than two seconds of CPU time lately
+      are lowered beside the work of others (`watch_others`): compiled one at a time, in time that nothing else wants.
     - Time: a job that uses more than 0.9 of `deadline_s` of CPU time fails, and its worker is killed; a spec of 512 KiB
       or more may use twice that, shorter ones in proportion to their length. Waiting for a processor does not count, so
       a busy machine hardly changes which specs are taken. A job that has got less after ten times `deadline_s` of wall
@@ -54,8 +54,8 @@ class CompilePool:
     - Memory: a worker may use `memory_bytes` in addition to what it needs itself. It is replaced if it retains 128 MiB
       of them.
 
-    Errors are cached like grammars. `compile_s` holds the seconds of the last 1,000 jobs. Without `start_eagerly` the
-    processes start with the first job, which then takes a second longer, or with `start_workers`. With `in_place`,
+    Errors are cached like grammars. `compile_s` holds the CPU seconds of the last 1,000 jobs. Without `start_eagerly`
+    the processes start with the first job, which then takes a second longer, or with `start_workers`. With `in_place`,
     `submit` itself compiles small specs (in_place.py), in a few milliseconds once the vocabulary is warmed up. With
     `spec_file`, the specs used last are written to it, and compiled again after a restart, one at a time while no
     other one is.
@@ -90,15 +90,13 @@ class CompilePool:
         self.cache = AnswerCache(cache_bytes)
         self.compile_s: deque[float] = deque(maxlen=1000)
         init = WorkerInit([*vocabulary.token_bytes], [*vocabulary.eos_ids], memory_bytes, {**vocabulary.control_texts})
-        self._compiles_in_place = in_place
-        self._in_place_from = 0.0  # nothing is compiled in place before this time (monotonic seconds)
+        self._in_place = InPlaceCompiler(vocabulary) if in_place else None
         self._workers = WorkerSet[PendingSpec](init, workers + spares)
-        self._num_workers = workers
         self._open = False
         self._last_start_succeeded = True  # False if the last process died before it was ready
         self._keeps_workers = start_eagerly  # whether workers run even if no job waits
         self._builds = GrammarBuilds[PendingSpec](vocabulary)
-        self._queue = SpecQueues(tenant_weights)
+        self._queue = SpecQueues(workers, tenant_weights)
         self._pending = PendingSpecs()
         self._waiting: dict[int, PendingSpec] = {}  # by ticket
         self._wait_limits: deque[tuple[float, int]] = deque()  # (monotonic seconds, ticket), in order of time
@@ -131,6 +129,10 @@ class CompilePool:
             Thread(target=self._builds.warm_up, daemon=True, name="plait-warm-up").start()
             self._dispatch()
 
+    def watch_others(self, is_beside_others: Callable[[str], bool]) -> None:
+        """Sets what tells whether tenants other than a given one have work that wants the processor."""
+        self._queue.is_beside_others = is_beside_others
+
     def submit(self, spec: Spec, tenant: str = "") -> int:
         """Requests a grammar. Returns a ticket that `collect` answers once. Raises RuntimeError if not started."""
         self._require_open()
@@ -139,18 +141,21 @@ class CompilePool:
         if isinstance(spec, Reasoning):
             self._reasoning[ticket] = spec
             spec = spec.then
-        known = self.cache.get(spec) or self._compile_in_place(spec)
+        known = self.cache.get(spec) or self._compile_in_place(spec, tenant)
         if known is not None:
             self._answers[ticket] = known
             return ticket
         pending = self._pending.get(spec) or self._pending.add(
-            spec, tenant, is_small=self._num_workers > 1 and is_small(spec)
+            spec, tenant, is_small=self._queue.num_workers > 1 and is_small(spec)
         )
         if pending is None:
             count = self._pending.num_specs_of(tenant)
             self._answers[ticket] = failures.queue_full(count)
             return ticket
         is_new = not pending.tickets
+        if pending.is_lowered and not self._queue.is_lowered(tenant, monotonic()):
+            self._workers.end(pending)  # another tenant began it, and this one need not wait so long
+            is_new = pending not in self._builds.running
         pending.tickets[ticket] = tenant
         self._waiting[ticket] = pending
         if is_new or pending in self._queue:
@@ -192,7 +197,8 @@ class CompilePool:
         """Returns the finished tickets, each with its grammar or error. Never blocks."""
         for pending, outcome in self._workers.collect():
             self._finish_job(pending, outcome)
-        for pending, answer in self._builds.collect():
+        for pending, answer, cpu_s in self._builds.collect():
+            self._queue.charge(pending.owner, cpu_s, monotonic())
             self._cache_and_finish(pending, answer)
         self._fail_long_builds()
         self._fail_long_waits()
@@ -242,19 +248,14 @@ class CompilePool:
         if not self._open:
             raise RuntimeError("the pool is not started")
 
-    def _compile_in_place(self, spec: Spec) -> Grammar | None:
-        start = monotonic()
-        if not self._compiles_in_place or start < self._in_place_from:
+    def _compile_in_place(self, spec: Spec, tenant: str) -> Grammar | None:
+        if self._in_place is None or self._queue.is_lowered(tenant, monotonic()):
             return None
-        grammar = None
-        compiled = compile_in_place(spec, self.vocabulary)
-        if compiled is not None:
-            grammar = build_grammar(compiled, self.vocabulary)
+        grammar, spent_s = self._in_place.compile(spec)
+        self._queue.charge(tenant, spent_s, monotonic())
+        if grammar is not None:
             self.cache.put(spec, grammar)
             self._recent_specs.write_soon()
-        self._in_place_from = monotonic() + (monotonic() - start) / MAX_IN_PLACE_SHARE
-        if grammar is not None:
-            self.vocabulary.warm_up_forced_tokens()  # here: the time of a token counts against its constraint
         return grammar
 
     def _drop_ticket(self, pending: PendingSpec, ticket: int) -> None:
@@ -284,25 +285,23 @@ class CompilePool:
             self._last_start_succeeded = True
             self._workers.maintain()
         self._queue.settle(self._workers.jobs, monotonic())
+        self._queue.lower(monotonic())
         self._fail_starts()
-        while len(self._queue) and self._workers.num_idle:
-            if len(self._workers.jobs) >= self._num_workers:
-                return
-            pending = self._queue.pop(monotonic(), may_be_large=self._may_run_large())
-            if pending is None:
-                return
-            limit_s = min(SMALL_LIMIT_S, self._job_limit_s) if pending.is_small else self._limit_s(pending)
-            pending.answer_by = monotonic() + self._wall_limit_s
-            self._workers.begin(pending, pending.spec, limit_s, self._wall_limit_s)
+        while self._workers.num_idle and (pending := self._queue.pop(self._workers.jobs, monotonic())) is not None:
+            self._begin(pending)
+        if self._workers.has_idle_for_lowered and not any(pending.is_lowered for pending in self._builds.running):
+            lowered = self._queue.pop_lowered(monotonic())
+            if lowered is not None:
+                self._begin(lowered)
+
+    def _begin(self, pending: PendingSpec) -> None:
+        limit_s = min(SMALL_LIMIT_S, self._job_limit_s) if pending.is_small else self._limit_s(pending)
+        pending.answer_by = monotonic() + self._wall_limit_s
+        self._workers.begin(pending, pending.spec, limit_s, self._wall_limit_s)
 
     def _limit_s(self, pending: PendingSpec) -> float:
         """Returns the CPU time that a spec may use, in seconds."""
         return self._job_limit_s * (1 + min(1.0, pending.num_bytes / LONG_BYTES))
-
-    def _may_run_large(self) -> bool:
-        """Returns whether one more large job may run. Of several workers, one is reserved for small jobs."""
-        num_large = sum(not pending.is_small for pending in self._workers.jobs)
-        return num_large < max(1, self._num_workers - 1)
 
     def _fail_starts(self) -> None:
         """Fails one queued job for each worker that failed to start.
@@ -311,7 +310,7 @@ class CompilePool:
         """
         for _ in range(self._workers.take_failed_starts()):
             self._last_start_succeeded = False
-            pending = self._queue.pop(monotonic(), may_be_large=True)
+            pending = self._queue.pop((), monotonic()) or self._queue.pop_lowered(monotonic())
             if pending is not None:
                 self._finish(pending, CompileQueueFull("the compiler process did not start"))
 
@@ -327,7 +326,7 @@ class CompilePool:
                 return
             self._workers.end(pending)
             if cpu_s < limit_s:
-                self._finish(pending, failures.starved(cpu_s, self._wall_limit_s))
+                self._finish(pending, failures.starved(cpu_s, self._wall_limit_s, is_lowered=pending.is_lowered))
             else:
                 self._cache_and_finish(pending, failures.too_long(pending.spec, limit_s), RETRY_S)
         elif isinstance(outcome, JobFailure):
@@ -357,7 +356,7 @@ class CompilePool:
         if cpu_s < SMALL_LIMIT_S:
             self._continue_until(pending, SMALL_LIMIT_S, cpu_s)
             return
-        may_continue = self._may_run_large() and not self._queue.has_large
+        may_continue = self._queue.may_run_large(self._workers.jobs) and not self._queue.has_large
         pending.is_small = False
         if may_continue:
             self._continue_until(pending, self._limit_s(pending), cpu_s)

@@ -34,10 +34,14 @@ class WorkerInit(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class CompileJob(msgspec.Struct, frozen=True, tag="job"):
-    """To the worker: compile `spec`. The worker ends itself after `limit_s` seconds if the pool has not ended it."""
+    """To the worker: compile `spec`. The worker ends itself after `limit_s` seconds if the pool has not ended it.
+
+    `is_lowered`: from now on, the worker takes only the processor time that nothing else wants.
+    """
 
     spec: Spec
     limit_s: float
+    is_lowered: bool = False
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -67,7 +71,7 @@ class CompileRefused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class CompileResult(msgspec.Struct, frozen=True, tag="done"):
-    """From the worker: the result of a job and the seconds that it took."""
+    """From the worker: the result of a job and the CPU seconds that it took."""
 
     answer: TokenDfaArrays | LlguidanceSource | CompileRefused
     spent_s: float

@@ -39,6 +39,7 @@ class WorkerProcess:
         self.connection = connection
         self.pid = 0
         self.ready_bytes = 0  # resident memory when it became ready
+        self.is_lowered = False  # whether it has had a lowered job
         self._cpu_at_begin = 0.0
         self.deadline: float | None = monotonic() + START_LIMIT_S
 
@@ -71,11 +72,12 @@ class WorkerProcess:
         """Returns by how much the resident memory has grown since the worker became ready."""
         return self.resident_bytes() - self.ready_bytes
 
-    def begin(self, spec: Spec, limit_s: float, max_limit_s: float) -> None:
+    def begin(self, spec: Spec, limit_s: float, max_limit_s: float, is_lowered: bool) -> None:
         """Sends a job, which must be answered within `limit_s` seconds; `deadline` may be moved up to `max_limit_s`."""
         self.deadline = monotonic() + limit_s
+        self.is_lowered = self.is_lowered or is_lowered
         self._cpu_at_begin = self.cpu_seconds()
-        self.connection.send(CompileJob(spec, max_limit_s + _SELF_END_S))
+        self.connection.send(CompileJob(spec, max_limit_s + _SELF_END_S, is_lowered))
 
     def is_past_deadline(self) -> bool:
         return self.deadline is not None and monotonic() >= self.deadline

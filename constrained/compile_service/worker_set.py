@@ -15,14 +15,17 @@ from plait.constrained.specs import Spec
 MAX_GROWTH_BYTES = 128 << 20  # a worker whose memory grew by more is replaced
 
 
-class Stoppable(Protocol):
-    """gives_way: the job's worker is stopped when another job begins. is_stopped: it is."""
+class WorkerJob(Protocol):
+    """gives_way: the job's worker is stopped when another job begins. is_stopped: it is. is_lowered: the worker takes
+    only the processor time that nothing else wants. cpu_s: what is spent is added here when the job ends."""
 
     gives_way: bool
     is_stopped: bool
+    is_lowered: bool
+    cpu_s: float
 
 
-Job = TypeVar("Job", bound=Stoppable)
+Job = TypeVar("Job", bound=WorkerJob)
 
 
 class JobFailure(Enum):
@@ -34,6 +37,9 @@ class JobFailure(Enum):
 
 class WorkerSet(Generic[Job]):
     """At most `size` workers for one vocabulary, and the job that each one runs. No method blocks except `close`.
+
+    A worker that runs a lowered job is kept for such jobs, since its priority cannot rise again, and another one takes
+    its place. There is at most one of them that runs or is idle.
 
     >>> workers = WorkerSet[PendingSpec](init, size=2)                    # doctest: +SKIP
     >>> workers.maintain()                                                # doctest: +SKIP
@@ -95,7 +101,7 @@ class WorkerSet(Generic[Job]):
         try:
             if self._template is None:
                 self._template = TemplateProcess(self._init)
-            while self._template.is_ready and len(self._jobs) < self.size:
+            while self._template.is_ready and sum(not worker.is_lowered for worker in self._jobs) < self.size:
                 self._jobs[self._template.fork()] = None
         except OSError:
             self.num_failed_starts += 1
@@ -105,19 +111,37 @@ class WorkerSet(Generic[Job]):
 
         The deadline may be extended up to `max_limit_s`. Jobs that give way are stopped until this one has ended.
         """
-        worker = next(worker for worker, running in self._jobs.items() if worker.is_ready and running is None)
+        worker = self._lowered_worker() if job.is_lowered else self._idle[0]
+        assert worker is not None
         for other, running in self._jobs.items():
             if running is not None and running.gives_way and not running.is_stopped:
                 running.is_stopped = True
                 self._stopped[other] = worker
                 other.send_signal(signal.SIGSTOP)
         self._jobs[worker] = job
-        worker.begin(spec, limit_s, max_limit_s)
+        worker.begin(spec, limit_s, max_limit_s, job.is_lowered)
 
     @property
     def num_idle(self) -> int:
-        """Workers that are ready for a job."""
-        return sum(worker.is_ready and job is None for worker, job in self._jobs.items())
+        """Workers that are ready for a job that is not lowered."""
+        return len(self._idle)
+
+    @property
+    def has_idle_for_lowered(self) -> bool:
+        """Whether a worker is ready for a lowered job, and no such job runs."""
+        return self._lowered_worker() is not None
+
+    @property
+    def _idle(self) -> list[WorkerProcess]:
+        idle = (worker for worker, job in self._jobs.items() if worker.is_ready and job is None)
+        return [worker for worker in idle if not worker.is_lowered]
+
+    def _lowered_worker(self) -> WorkerProcess | None:
+        """Returns the worker for the next lowered job: the one that is lowered already if there is one."""
+        lowered = next((worker for worker in self._jobs if worker.is_lowered), None)
+        if lowered is not None:
+            return lowered if self._jobs[lowered] is None else None
+        return next(iter(self._idle), None)
 
     def cpu_seconds(self, job: Job) -> float:
         """Returns the CPU seconds that a running job has used; infinity if that is not known."""
@@ -147,6 +171,7 @@ class WorkerSet(Generic[Job]):
             for message in worker.receive():
                 job = self._jobs[worker]
                 if isinstance(message, CompileResult) and job is not None:
+                    _note_cpu_s(worker, job)
                     self._jobs[worker] = None
                     ended.append((job, message))
                     is_grown = worker.growth_bytes() > MAX_GROWTH_BYTES
@@ -191,8 +216,15 @@ class WorkerSet(Generic[Job]):
             self._template = None
 
     def _end_worker(self, worker: WorkerProcess) -> None:
-        del self._jobs[worker]
+        job = self._jobs.pop(worker)
+        if job is not None:
+            _note_cpu_s(worker, job)
         self._stopped.pop(worker, None)
         worker.kill()
         if self._template is not None:
             self._template.reap(worker)
+
+
+def _note_cpu_s(worker: WorkerProcess, job: WorkerJob) -> None:
+    spent_s = worker.job_cpu_seconds()
+    job.cpu_s += spent_s if math.isfinite(spent_s) else 0.0

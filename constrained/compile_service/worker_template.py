@@ -39,12 +39,14 @@ NICENESS = 11  # beside a thread at 0: 8% of a core
 
 def serve(control: socket.socket, vocabulary: Vocabulary, memory_bytes: int) -> None:
     """Forks and reaps workers as requested until the socket is closed, then ends those that are left."""
-    workers = set[int]()
+    workers, killed = set[int](), set[int]()
     try:
         while (request := receive_control(control)) is not None:
             if request.kind == REAP and request.pid in workers:
-                os.waitpid(request.pid, 0)  # the pool has killed it
-                workers.discard(request.pid)
+                killed.add(request.pid)
+            for pid in [pid for pid in killed if os.waitpid(pid, os.WNOHANG)[0]]:  # a lowered one takes long to end
+                killed.discard(pid)
+                workers.discard(pid)
             if request.connection is not None:
                 pid = _fork_worker(control, request.connection, vocabulary, memory_bytes)
                 request.connection.close()

@@ -35,7 +35,8 @@ if TYPE_CHECKING:  # slow imports, which begin after the first report of progres
     from plait.runtime.scheduler.engine_loop import EngineLoop
     from plait.runtime.transport.zmq_server import ZmqServerTransport
 
-COMPILE_PROCESSES_AFTER_S = 0.3  # or when the first constraint comes, if that is earlier
+COMPILE_PROCESSES_AFTER_S = 0.3  # without work, or when the first constraint comes, if that is earlier
+SWITCH_S = 0.0005  # for which another thread may keep the interpreter's lock from the loop; Python's default is 0.005
 MAX_ARGS_BYTES = 1 << 20
 
 
@@ -98,12 +99,16 @@ def _run(engine_loop: EngineLoop, transport: ZmqServerTransport) -> None:
     """Serves until the owner has exited.
 
     The compile processes start in the background, so that the first constraint does not wait for them, and the
-    tokenizer is completed. That takes a fifth of a second, in which the loop is slow (with Gemma's tokenizer half a
-    second more), so it begins when the owner has had the time to connect.
+    tokenizer is completed. Libraries hold the interpreter's lock for most of that, a fifth of a second (with Gemma's
+    tokenizer two seconds), and no sequence goes on. So it begins when the owner has had the time to connect and no
+    sequence has run for a moment: where some always do, the first constraint waits for it.
     """
+    sys.setswitchinterval(SWITCH_S)  # a step asks for the lock after each kernel, also beside the build of a grammar
     start_at: float | None = time.monotonic() + COMPILE_PROCESSES_AFTER_S
     while not transport.should_stop:
         engine_loop.step(timeout_s=None if start_at is None else max(0.0, start_at - time.monotonic()))
+        if start_at is not None and engine_loop.has_work:
+            start_at = time.monotonic() + COMPILE_PROCESSES_AFTER_S
         if start_at is not None and time.monotonic() >= start_at:
             start_at = None
             engine_loop.compiler.start_workers()

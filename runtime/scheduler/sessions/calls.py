@@ -45,6 +45,7 @@ class CallTracker:
         self._compiling: dict[int, GenerationRequest] = {}  # by ticket
         self._send = send
         self._on_call_finished = on_call_finished
+        compiler.watch_others(lambda tenant: any(other.owner.tenant != tenant for other in batch_scheduler.running))
 
     @property
     def num_compiling(self) -> int:

@@ -63,7 +63,7 @@ def test_a_pool_answers_a_small_spec_without_a_process(smollm: Vocabulary) -> No
         assert answered == ticket
         assert grammar is pool.cache.get(SMALL[1])
         assert len(pool.filenos()) == 1  # only that of its threads: no process was started
-        pool._in_place_from = float("inf")  # the share of the caller's time is used up
+        pool._in_place.not_before = float("inf")  # the share of the caller's time is used up
         pool.submit(SMALL[0])
         assert pool.collect() == []
         assert len(pool.filenos()) > 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 from collections.abc import Iterator
 from itertools import count
 from time import monotonic, sleep
@@ -42,7 +43,7 @@ class ListedWorkers:
         self.size, self.running = size, list[PendingSpec]()
         self.stopped: dict[PendingSpec, PendingSpec] = {}  # and the job that took its place
         self.ended: list[tuple[PendingSpec, CompileResult | JobFailure]] = []
-        self.order: list[tuple[bool, set[str]]] = []  # of all jobs that were begun: whether small, and its tenants
+        self.order: list[tuple[bool, set[str]]] = []  # of jobs that were begun, not lowered: whether small, its tenants
         self.late: list[PendingSpec] = []
         self.killed: list[PendingSpec] = []
         self.failed_starts = 0
@@ -55,7 +56,11 @@ class ListedWorkers:
 
     @property
     def num_idle(self) -> int:
-        return self.size - len(self.running)
+        return self.size - sum(not job.is_lowered for job in self.running)
+
+    @property
+    def has_idle_for_lowered(self) -> bool:
+        return not any(job.is_lowered for job in self.running)
 
     def begin(self, job: PendingSpec, spec: object, limit_s: float, max_limit_s: float) -> None:
         assert job not in self.running
@@ -63,7 +68,8 @@ class ListedWorkers:
         for other in [other for other in self.running if other.gives_way and not other.is_stopped]:
             other.is_stopped, self.stopped[other] = True, job
         self.running.append(job)
-        self.order.append((job.is_small, set(job.tickets.values())))
+        if not job.is_lowered:
+            self.order.append((job.is_small, set(job.tickets.values())))
 
     def extend(self, job: PendingSpec, until: float) -> None:
         assert job in self.running
@@ -180,6 +186,112 @@ def test_a_spec_does_not_give_way_to_one_of_a_tenant_that_was_served_as_much(
     clock += 0.04
     pool.submit(large(1), "b")
     assert [job.owner for job in workers.running] == ["a"]
+    pool.close()
+
+
+def use_much(pool: CompilePool, workers: ListedWorkers, tenant: str) -> None:
+    """Lets a tenant compile a spec that takes as much CPU time as one without consequences may."""
+    pool.submit(large(next(_numbers)), tenant)
+    workers.running[-1].cpu_s = pending_spec.USED_S + 0.5
+    workers.refuse(workers.running[-1])
+    pool.collect()
+
+
+_numbers = count(1_000_000)
+
+
+def test_specs_of_a_tenant_that_used_much_are_lowered_beside_others(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    pool.watch_others(lambda tenant: tenant != "only one with work")
+    use_much(pool, workers, "a")
+    for n in range(3):
+        pool.submit(large(n), "a")
+    pool.submit(Regex("a{3}"), "a")
+    (lowered,) = workers.running
+    assert lowered.is_lowered, "one at a time, also if small"
+    honest = pool.submit(large(8), "b")
+    assert [(job.owner, job.is_lowered) for job in workers.running] == [("a", True), ("b", False)]
+    assert not lowered.gives_way and not lowered.is_stopped, "it takes no time from others"
+    workers.refuse(workers.running[1])
+    assert [ticket for ticket, _ in pool.collect()] == [honest]
+    use_much(pool, workers, "only one with work")
+    pool.submit(large(9), "only one with work")
+    assert [(job.owner, job.is_lowered) for job in workers.running] == [("a", True), ("only one with work", False)]
+    for job in list(workers.running):
+        workers.refuse(job)
+    pool.collect()
+    assert [(job.owner, job.is_lowered) for job in workers.running] == [("a", True)]
+    pool.close()
+
+
+def test_specs_that_wait_already_are_lowered_too(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    pool.watch_others(lambda tenant: True)
+    for n in range(3):
+        pool.submit(large(n), "a")
+    pool.submit(large(2), "b")
+    workers.running[0].cpu_s = 2.5
+    workers.refuse(workers.running[0])
+    pool.collect()
+    assert [(job.spec, job.is_lowered) for job in workers.running] == [(large(2), False), (large(1), True)]
+    pool.close()
+
+
+def test_a_tenant_is_no_longer_lowered_after_a_while(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 100.0
+    monkeypatch.setattr(pool_module, "monotonic", lambda: clock)
+    pool, workers = make_pool(small)
+    pool.watch_others(lambda tenant: True)
+    use_much(pool, workers, "a")
+    clock += 5.0
+    pool.submit(large(0), "a")
+    assert workers.running[0].is_lowered
+    workers.refuse(workers.running[0])
+    clock += 5.0
+    pool.collect()
+    pool.submit(large(1), "a")
+    assert not workers.running[0].is_lowered
+    pool.close()
+
+
+def test_a_job_that_is_cancelled_counts_as_used(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    pool.watch_others(lambda tenant: True)
+    ticket = pool.submit(large(0), "a")
+    workers.running[0].cpu_s = 2.5
+    pool.cancel(ticket)
+    pool.submit(large(1), "a")
+    assert workers.running[0].is_lowered
+    pool.close()
+
+
+def test_a_lowered_job_begins_again_for_a_tenant_that_is_not(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    pool.watch_others(lambda tenant: True)
+    use_much(pool, workers, "a")
+    tickets = {pool.submit(large(0), "a")}
+    (job,) = workers.running
+    tickets.add(pool.submit(large(0), "b"))
+    assert (workers.killed, workers.running, job.is_lowered) == ([job], [job], False)
+    workers.refuse(job)
+    assert {ticket for ticket, _ in pool.collect()} == tickets
+    pool.close()
+
+
+def test_what_a_starved_lowered_spec_is_told(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    pool.watch_others(lambda tenant: True)
+    use_much(pool, workers, "a")
+    pool.submit(large(0), "a")
+    workers.used_cpu_s = 0.02
+    workers.running[0].answer_by = monotonic()
+    workers.late.append(workers.running[0])
+    ((_, error),) = pool.collect()
+    assert isinstance(error, CompileQueueFull)
+    assert str(error) == (
+        "the machine is too busy: the compiler got 0.02 s of processor time in 20 s, since the constraints of this "
+        "tenant took much of it lately; try again later"
+    )
     pool.close()
 
 
@@ -391,11 +503,13 @@ def test_every_ticket_is_answered_once_whatever_happens(
     small: Vocabulary, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random submissions, cancellations, endings and deaths; the reference is the set of open tickets. Jobs take no
-    time, so tenants without a worker take turns."""
+    time, so tenants without a worker take turns. In half of the runs some use up their processor time."""
     monkeypatch.setattr(pool_module, "monotonic", lambda: 0.0)
     rng = random.Random(seed)
     pool, workers = make_pool(small, workers=rng.choice((1, 2, 3)), cache_bytes=rng.choice((0, 1 << 20)))
     open_tickets, num_tenants, numbers = set[int](), rng.randint(1, 4), count()
+    most_cpu_s = rng.choice((0.0, 2.0))
+    pool.watch_others(lambda tenant: rng.random() < 0.7)
     wait: dict[str, int] = {}  # by tenant with a queued large spec: turns that others had meanwhile
     for _ in range(120):
         action, seen = rng.random(), len(workers.order)
@@ -409,6 +523,7 @@ def test_every_ticket_is_answered_once_whatever_happens(
             pool.cancel(ticket)
         elif action < 0.9 and workers.running:
             job = rng.choice(workers.running)
+            job.cpu_s = rng.uniform(0.0, most_cpu_s)
             end = rng.choice((workers.refuse, workers.refuse, workers.fail))
             end(job) if rng.random() < 0.8 else workers.late.append(job)
         elif action >= 0.97:
@@ -418,8 +533,10 @@ def test_every_ticket_is_answered_once_whatever_happens(
         if rng.random() < 0.7:
             for ticket, _ in pool.collect():
                 open_tickets.remove(ticket)  # KeyError: answered twice, or after it was cancelled
-        assert sum(not job.is_small for job in workers.running) <= max(1, pool._num_workers - 1)
-        assert len(workers.running) <= pool._num_workers
+        usual = [job for job in workers.running if not job.is_lowered]
+        assert sum(not job.is_small for job in usual) <= max(1, pool._queue.num_workers - 1)
+        assert len(usual) <= pool._queue.num_workers
+        assert len(workers.running) - len(usual) <= (pool._queue.num_workers > 1)
         for was_small, tenants in workers.order[seen:]:
             wait = {name: 0 if name in tenants else turns + (not was_small) for name, turns in wait.items()}
         if action >= 0.9:
@@ -513,6 +630,43 @@ def test_a_worker_stops_for_another_tenant_and_goes_on(real: CompilePool) -> Non
         assert monotonic() < give_up
     real.cancel(expensive)
     assert running[0] not in real._workers._jobs
+
+
+def test_a_lowered_worker_runs_at_idle_priority_and_takes_no_other_jobs(real: CompilePool) -> None:
+    real.watch_others(lambda tenant: True)
+    results_of(real, {real.submit(Regex("a"), "a")})
+    real._queue.charge("a", 2.5, monotonic())
+    lowered = {real.submit(large(n), "a") for n in range(2)}
+    results_of(real, lowered)
+    (worker,) = [worker for worker in real._workers if worker.is_lowered]
+    assert psutil.Process(worker.pid).nice() == 19
+    if sys.platform == "linux":
+        assert os.sched_getscheduler(worker.pid) == os.SCHED_IDLE
+    give_up = monotonic() + PATIENCE_S
+    while real._workers.num_idle < real._workers.size:  # another one takes its place
+        assert monotonic() < give_up
+        real.collect()
+        sleep(0.005)
+    tickets = {real.submit(large(n), "b") for n in range(2, 5)}
+    assert real._workers._jobs[worker] is None
+    results_of(real, tickets)
+    assert worker in real._workers
+    others = [other for other in real._workers if other is not worker]
+    assert len(others) == real._workers.size
+    assert not any(other.is_lowered for other in others)
+    assert all(psutil.Process(other.pid).nice() < 19 for other in others if other.pid)
+
+
+def test_a_worker_counts_the_processor_time_of_its_job(real: CompilePool) -> None:
+    bomb = JsonSchema({"oneOf": [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in (24, 25, 26)]})
+    ticket, give_up = real.submit(bomb, "a"), monotonic() + PATIENCE_S
+    (job,) = real._pending
+    while not 0.3 < real._workers.cpu_seconds(job) < PATIENCE_S:
+        assert monotonic() < give_up
+        assert real.collect() == []
+        sleep(0.005)
+    real.cancel(ticket)
+    assert real._queue._used.service("a", monotonic()) > 0.25
 
 
 def test_a_template_that_dies_is_replaced(real: CompilePool) -> None:

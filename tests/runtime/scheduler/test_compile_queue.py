@@ -43,6 +43,20 @@ def test_a_full_queue_is_an_overload_and_an_invalid_grammar_is_not() -> None:
         assert (calls[1].end.kind, calls[1].end.text) == (kind, str(answer))
 
 
+def test_the_compiler_is_told_whether_other_tenants_have_running_sequences() -> None:
+    loop, transport, _ = make_engine_loop()
+    assert isinstance(loop.compiler, ReadyCompiler)
+    is_beside_others = loop.compiler.is_beside_others
+    assert not is_beside_others("first")
+    post(transport, Open(1, tenant="first"), Append(1, spell("ab")), generate(1, 1))
+    loop.step(timeout_s=0.0)
+    assert (is_beside_others("first"), is_beside_others("second")) == (False, True)
+    post(transport, Abort(1, 1))
+    while loop.has_work or transport.inbox:
+        loop.step(timeout_s=0.0)
+    assert not is_beside_others("second")
+
+
 def test_compiles_are_charged_to_tenants_and_cancelled_with_their_calls() -> None:
     loop, transport, _ = make_engine_loop()
     compiler = loop.compiler = loop.calls.compiler = WaitingCompiler()

@@ -157,6 +157,9 @@ class ReadyCompiler:
     def __init__(self, grammars=None) -> None:
         self.grammars, self.tickets, self.done = grammars or {}, itertools.count(), []
 
+    def watch_others(self, is_beside_others):
+        self.is_beside_others = is_beside_others
+
     def submit(self, spec, tenant=""):
         ticket = next(self.tickets)
         self.done.append((ticket, self.grammars[spec]))
