@@ -102,10 +102,10 @@ class SessionManager:
         self._add_opened(key, message)
 
     def _add_opened(self, key: SessionKey, message: Open, fork_parent: SessionKey | None = None) -> None:
-        digest = self.model.adapters.get(message.adapter, "")
-        session = Session(key, message, self.max_length, fork_parent, digest)
+        adapter = self.model.adapters.get(message.adapter, "")
+        session = Session(key, message, self.max_length, fork_parent, adapter)
         self._add(session)
-        if message.adapter and not digest:
+        if message.adapter and not adapter:
             self._set_error(session, SessionError("invalid", f"there is no adapter {message.adapter!r:.100}"))
 
     def enqueue(self, client: ClientId, message: SessionInstruction) -> None:
@@ -369,6 +369,12 @@ class SessionManager:
     def _add(self, session: Session) -> None:
         self._sessions[session.key] = session
         self._programs[session.owner.program_id] += 1
+        self._count_adapter(session, 1)
+
+    def _count_adapter(self, session: Session, number: int) -> None:
+        adapter, pool = session.seq.namespace.adapter, self.batch_scheduler.adapters
+        if adapter and pool is not None:
+            pool.count_session(adapter, number)
 
     def _set_error(self, session: Session, error: SessionError) -> None:
         session.error = session.error or error
@@ -387,6 +393,7 @@ class SessionManager:
                     self._set_error(child, SessionError("aborted", reason))
         self.cache.free(session.seq)
         if self._sessions.pop(session.key, None) is not None:
+            self._count_adapter(session, -1)
             program_id = session.owner.program_id
             self._programs[program_id] -= 1
             if not self._programs[program_id]:
