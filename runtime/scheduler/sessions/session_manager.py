@@ -99,14 +99,11 @@ class SessionManager:
         is_name_too_long = len(message.tenant) > MAX_NAME_CHARS or len(message.cache_salt) > MAX_NAME_CHARS
         if is_name_too_long or key in self._sessions or len(self._sessions) >= self.config.max_sessions:
             return
-        self._add_opened(key, message)
+        self._add(Session(key, message, self.max_length, None, self._adapter(message.adapter)))
 
-    def _add_opened(self, key: SessionKey, message: Open, fork_parent: SessionKey | None = None) -> None:
-        adapter = self.model.adapters.get(message.adapter, "")
-        session = Session(key, message, self.max_length, fork_parent, adapter)
-        self._add(session)
-        if message.adapter and not adapter:
-            self._set_error(session, SessionError("invalid", f"there is no adapter {message.adapter!r:.100}"))
+    def _adapter(self, name: str) -> str:
+        """The id of the adapter that has a name now; "": the model alone, or no adapter has it."""
+        return self.model.adapters.get(name, "")
 
     def enqueue(self, client: ClientId, message: SessionInstruction) -> None:
         """Queues an instruction, which runs after those before it in its session."""
@@ -338,13 +335,14 @@ class SessionManager:
             self.calls.finish_generation(request, finish_info)
 
     def _register_children(self, parent: Session, message: Fork) -> None:
-        opened = parent.open_message
+        opened, adapter = parent.open_message, parent.seq.namespace.adapter  # its name may be another one's by now
         if message.adapter is not None:
             opened = msgspec.structs.replace(opened, adapter=message.adapter)
+            adapter = self._adapter(message.adapter)
         for child in message.children[:MAX_FORK_CHILDREN]:  # others are not opened, so that calls in them fail
             key = SessionKey(parent.key.client, child)
             if key not in self._sessions and len(self._sessions) < self.config.max_sessions:
-                self._add_opened(key, opened, parent.key)
+                self._add(Session(key, opened, self.max_length, parent.key, adapter))
 
     def _materialize_fork(self, parent: Session, message: Fork) -> list[Session]:
         """Gives the children of a fork the parent's text, sharing its pages."""
@@ -368,6 +366,9 @@ class SessionManager:
 
     def _add(self, session: Session) -> None:
         self._sessions[session.key] = session
+        name = session.open_message.adapter
+        if name and not session.seq.namespace.adapter:
+            self._set_error(session, SessionError("invalid", f"there is no adapter {name!r:.100}"))
         self._programs[session.owner.program_id] += 1
         self._count_adapter(session, 1)
 
