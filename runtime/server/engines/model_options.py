@@ -107,6 +107,14 @@ _OPTIONS = (
         metavar="FILE",
     ),
     ModelOption(
+        "max-loras",
+        "max_adapters",
+        "adapters that the model holds at once; default: all, up to 4 GiB of files",
+        int,
+        "N",
+        is_memory=True,
+    ),
+    ModelOption(
         "context-length",
         "context_length",
         "tokens of a request; default: the model's own",
