@@ -63,7 +63,7 @@ class SessionManager:
         send: Send,
         error_log: ErrorLog,
     ) -> None:
-        self.batch_scheduler = batch_scheduler
+        self.batch_scheduler, self._adapters = batch_scheduler, batch_scheduler.adapters
         self.cache: PrefixCache = batch_scheduler.cache
         self.calls = CallTracker(batch_scheduler, compiler, send, self._advance)
         self.vocabulary = vocabulary
@@ -366,16 +366,12 @@ class SessionManager:
 
     def _add(self, session: Session) -> None:
         self._sessions[session.key] = session
-        name = session.open_message.adapter
-        if name and not session.seq.namespace.adapter:
-            self._set_error(session, SessionError("invalid", f"there is no adapter {name!r:.100}"))
         self._programs[session.owner.program_id] += 1
-        self._count_adapter(session, 1)
-
-    def _count_adapter(self, session: Session, number: int) -> None:
-        adapter, pool = session.seq.namespace.adapter, self.batch_scheduler.adapters
-        if adapter and pool is not None:
-            pool.count_session(adapter, number)
+        name, adapter = session.open_message.adapter, session.seq.namespace.adapter
+        if adapter and self._adapters is not None:
+            self._adapters.count_session(adapter, 1)
+        elif name:
+            self._set_error(session, SessionError("invalid", f"there is no adapter {name!r:.100}"))
 
     def _set_error(self, session: Session, error: SessionError) -> None:
         session.error = session.error or error
@@ -394,7 +390,8 @@ class SessionManager:
                     self._set_error(child, SessionError("aborted", reason))
         self.cache.free(session.seq)
         if self._sessions.pop(session.key, None) is not None:
-            self._count_adapter(session, -1)
+            if session.seq.namespace.adapter and self._adapters is not None:
+                self._adapters.count_session(session.seq.namespace.adapter, -1)
             program_id = session.owner.program_id
             self._programs[program_id] -= 1
             if not self._programs[program_id]:
