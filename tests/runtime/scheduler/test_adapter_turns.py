@@ -210,22 +210,23 @@ def test_a_runtime_without_room_for_adapters(engine):
 
 
 def test_running_calls_and_open_sessions_keep_what_they_began_with(engine):
-    """Also where its slot is wanted: nobody could read it again."""
-    loop, transport = engine(["a"], 1)
+    """Also while another adapter waits for its slot: nobody could read it again."""
+    loop, transport = engine(["a", "b"], 1)
     post_calls(transport, call(1, "a", 30)[:3])
-    steps(loop, 4)
+    steps(loop, 6)
     change(loop, transport, LoadAdapter(50, "a", "other", replace=True))
     change(loop, transport, UnloadAdapter(51, "a"))
-    post(transport, Fork(1, [2]), generate(2, 2, ignore_eos=True))
-    post_calls(transport, call(3, "a"))
+    post_calls(transport, call(3, "a"), call(4, "b"))
     steps(loop, 60)
+    post(transport, Fork(1, [2]), generate(2, 2, ignore_eos=True))
+    steps(loop, 30)
     calls = outcomes(transport)
-    assert [type(calls[i].end) for i in (1, 2, 3)] == [Finished, Finished, Failed]
+    assert [type(calls[i].end) for i in (1, 2, 3)] == [Finished, Finished, Failed] and 4 not in calls
     assert "there is no adapter 'a'" in calls[3].end.text
     assert list(loop.adapters.pool.slots) == [identity("a")]
     post(transport, Close(1), Close(2))
-    steps(loop, 2)
-    assert not loop.adapters.pool.slots and not loop.adapters.pool._files, "nothing of it is kept"
+    assert len(finish(loop, transport)[4].tokens) == 8
+    assert list(loop.adapters.pool.slots) == list(loop.adapters.pool._files) == [identity("b")]
 
 
 def test_another_content_under_a_name_meets_nothing_of_the_old_one(engine):
