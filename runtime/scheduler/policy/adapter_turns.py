@@ -28,8 +28,6 @@ class AdapterTurns:
         """Begins to read an adapter if one is needed and may have a slot."""
         rows, pool = self._rows, self._pool
         rows.held_back = ""
-        if pool.is_complete:
-            return
         users: dict[str, list[Request]] = {}  # of each resident adapter
         for request in (*rows.isolated, *rows.running):
             adapter = request.seq.namespace.adapter
@@ -37,7 +35,7 @@ class AdapterTurns:
                 users.setdefault(adapter, []).append(request)
         for adapter in users:
             pool.touch(adapter)
-        if pool.is_reading:
+        if pool.is_complete or pool.is_reading:
             return
         first = self._order.first(request for request in rows.waiting if not rows.is_resident(request))
         if first is not None and self._has_slot_for(first, users, now):
