@@ -72,6 +72,7 @@ class Model(OneTokenModel):
     num_pages: int = PAGES
     max_batch_tokens: int = MAX_BATCH_TOKENS
     num_saved_reads: int = 0
+    adapter_pool: None = None
     busy_s: float = 0.0
 
     def forward(self, batch: Any) -> Float32Array:

@@ -21,6 +21,7 @@ from plait.runtime.errors import InputError, PlaitError
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
 from plait.serve import KEY_VARIABLE, add_model_option
 
+OPTIONS = [option for option in MODEL_OPTIONS.values() if option.name != "max-loras"]  # it has no adapters
 OWNED = ".plait-launch"  # a file that marks a folder as one that this command has made, or found empty
 END_TIMEOUT_S = 10.0  # for the server to end after the agent
 FORWARDED = (signal.SIGTERM, signal.SIGHUP)  # to the agent
@@ -33,7 +34,7 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", dest="model_option", metavar="MODEL", help="MODEL, as in the other commands")
     text = "keeps the agent's settings and conversations there; default: a temporary folder, removed at the end"
     parser.add_argument("--folder", metavar="DIR", help=text)
-    for option in MODEL_OPTIONS.values():
+    for option in OPTIONS:
         add_model_option(parser, option.name)
 
 
@@ -111,7 +112,7 @@ def _server(options: argparse.Namespace, folder: Path) -> Iterator[Served]:
     """Runs the server for the block. It takes no Ctrl-C, and ends with this process, however that ends."""
     key, log_path = secrets.token_urlsafe(32), folder / "server.log"
     arguments = [] if options.model is None else [options.model]
-    for option in MODEL_OPTIONS.values():
+    for option in OPTIONS:
         value = getattr(options, option.dest)
         if value is not None and value is not False:
             arguments.append(f"--{option.name}" if value is True else f"--{option.name}={value}")

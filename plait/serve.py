@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from plait.runtime.errors import InputError
 from plait.runtime.server.engines.model_options import MAX_GIGABYTES, MODEL_OPTIONS
+from plait.runtime.server.http.api_keys import DEFAULT_KEY_NAME
 
 if TYPE_CHECKING:
     from plait.runtime.server.engines.model_names import Alias
     from plait.runtime.server.settings import ServerSettings
 
 KEY_VARIABLE = "PLAIT_API_KEY"
+LOADED_ADAPTERS = 16  # that the model holds at once where they are loaded over HTTP
 SAME_NAMES = ("host", "port", "model_name", "open_metrics", "log_prompts", "strict_fields", "untagged_tool_calls")
 """Options that the server's settings have under the same name, besides those of `_OPTIONS`."""
 
@@ -106,6 +108,10 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--api-key-file", metavar="FILE", help="lines of a name and a key or sha256:DIGEST")
     text = "the weight of a key's share; default: 1; repeatable"
     group.add_argument("--key-weight", action="append", metavar="NAME=W", help=text)
+    text = "the name of a key that may load adapters below --lora-dir; repeatable"
+    group.add_argument("--admin-key", action="append", metavar="NAME", help=text)
+    text = "the folder of adapters that may be loaded over HTTP, by keys of --admin-key; default: none may"
+    group.add_argument("--lora-dir", metavar="DIR", help=text)
     group.add_argument("--open-metrics", action="store_true", help="/metrics needs no key")
     group.add_argument("--cors-origin", action="append", metavar="ORIGIN", help="pages of it may call; repeatable")
     group.add_argument(
@@ -142,11 +148,31 @@ def _server_settings(
         **same,
         api_keys=keys,
         key_weights=weights,
+        **_loading_settings(options, keys),
         cors_origins=options.cors_origin,
         allowed_hosts=options.allowed_host,
         page=not options.no_page,
         completions_special=options.completions_special != "off",
     )
+
+
+def _loading_settings(options: argparse.Namespace, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the settings of loading adapters over HTTP. Raises InputError."""
+    if (options.lora_dir is None) != (not options.admin_key):
+        raise InputError("--lora-dir and --admin-key are given together")
+    if options.lora_dir is None:
+        return {}
+    if not all(name in keys for name in options.admin_key):
+        raise InputError(
+            "--admin-key takes the name of an API key, as --api-key-file gives it; that of --api-key is "
+            f"{DEFAULT_KEY_NAME!r}"
+        )
+    if options.models is not None or options.replicas is not None:
+        raise InputError("--lora-dir is for one model without replicas: others would not have what one has loaded")
+    directory = Path(options.lora_dir).expanduser().absolute()
+    if not directory.is_dir():
+        raise InputError(f"--lora-dir: there is no folder {options.lora_dir!r:.200}")
+    return {"admin_keys": tuple(options.admin_key), "lora_dir": str(directory)}
 
 
 def _model_settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -211,6 +237,8 @@ def serve_command(options: argparse.Namespace) -> int:
     engine = _model_settings(options)
     if options.lora:
         engine["adapters"] = adapter_options(options.lora)
+    if options.lora_dir is not None:
+        engine.setdefault("max_adapters", LOADED_ADAPTERS)
     if weights:
         engine["tenant_weights"] = weights
     keep = _keep_settings(options)

@@ -60,6 +60,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         `engine_config` also takes the path of a file with it.
     adapters: LoRA adapters, name -> folder of peft (adapter_config.json, adapter_model.safetensors) or GGUF file; see
         docs/adapters.md.
+    max_adapters: how many adapters the model holds at once; the others are read when a call needs them. 0: all of
+        `adapters`, up to 4 GiB of files. With a number, a client may add further ones.
     prompt_lookup: verify several draft tokens, proposed from the text itself, in one step, where steps are not
         captured graphs. Tokens change no more than they do with different requests in the batch.
     token_healing: whether a call without the sampling parameter `token_healing` heals; see docs/constraints.md.
@@ -90,6 +92,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tenant_weights: dict[str, Annotated[float, msgspec.Meta(ge=0.001, le=1000)]] = {}
     chat_template: str = ""
     adapters: dict[str, str] = {}
+    max_adapters: int = 0
     prompt_lookup: bool = True
     token_healing: bool = False
     check_integrity: bool = False
@@ -98,6 +101,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def num_ranks(self) -> int:
         """The number of processes that compute the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether there are adapters, or may be later."""
+        return bool(self.adapters or self.max_adapters)
 
 
 _LIMITS = {
@@ -108,6 +116,7 @@ _LIMITS = {
     "context_length": (0, 1 << 24),
     "max_batch_tokens": (0, 1 << 20),
     "max_batch_rows": (0, 4096),
+    "max_adapters": (0, 1 << 16),
     "max_sessions": (1, 1 << 24),
     "max_waiting_calls": (1, 1 << 24),
 }
@@ -134,6 +143,9 @@ _NAMES_ELSEWHERE = {  # of settings of other runtimes -> ours
     "lora_modules": "adapters",
     "lora_paths": "adapters",
     "lora": "adapters",
+    "max_loras": "max_adapters",
+    "max_loras_per_batch": "max_adapters",
+    "max_loaded_loras": "max_adapters",
 }
 
 

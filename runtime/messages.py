@@ -1,11 +1,12 @@
 """The messages between a client and the scheduler: typed structs, encoded as MessagePack by msgspec.
 
-Client to scheduler: Hello Open Append Generate Select Embed Fork Close Abort Inspect FlushCache WatchBlocks.
+Client to scheduler: Hello Open Append Generate Select Embed Fork Close Abort Inspect FlushCache WatchBlocks
+LoadAdapter UnloadAdapter.
 Scheduler to client: Welcome Tokens Finished Failed Status BlockBatch BlockSnapshot.
 
 They are sent in frames, see `transport/frames.py`. The client numbers its sessions and calls. These ids are scoped to
 its connection, so no client can name a session of another one. Every call (Generate, Select, Embed, Inspect,
-FlushCache) is answered by exactly one Finished, Failed or Status.
+FlushCache, LoadAdapter, UnloadAdapter) is answered by exactly one Finished, Failed or Status.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from plait.constrained.specs import Spec
 from plait.runtime.call_reports import CacheMiss, ChoiceScores, ExactInfo, ParticlesInfo, TokenLogprob, Usage
 from plait.runtime.sampling_params import SamplingParams
 
-PROTOCOL = 13  # incremented when the layout of any message changes
+PROTOCOL = 14  # incremented when the layout of any message changes
 MAX_APPEND_TOKENS = 1 << 14  # per Append; longer texts take several
 MAX_CHOICES = 1024
 MAX_REPLACED = 8  # last tokens of a text that a Select, or a Generate with token healing, may replace
@@ -171,9 +172,27 @@ class WatchBlocks(Message, frozen=True):
     snapshot: bool
 
 
-ClientMessage = (
-    Hello | Open | Append | Generate | Select | Embed | Fork | Close | Abort | Inspect | FlushCache | WatchBlocks
-)
+class LoadAdapter(Message, frozen=True):
+    """Adds an adapter, a folder of peft or a GGUF file. Answered by a `Welcome` and a `Status`, once it is read.
+
+    replace: whether another adapter may have the name; sessions that have that one keep it.
+    """
+
+    call: int
+    name: str
+    path: str
+    replace: bool = False
+
+
+class UnloadAdapter(Message, frozen=True):
+    """Takes an adapter's name; sessions that have the adapter keep it. Answered by a `Welcome` and a `Status`."""
+
+    call: int
+    name: str
+
+
+SessionMessage = Open | Append | Generate | Select | Embed | Fork | Close | Abort
+ClientMessage = Hello | SessionMessage | Inspect | FlushCache | WatchBlocks | LoadAdapter | UnloadAdapter
 SessionCall = Generate | Select | Embed
 
 
@@ -213,7 +232,7 @@ class Welcome(Message, frozen=True):
     chat_template: replaces that of the model's files; "" if it does not.
     max_batch_rows: number of calls that run at once.
     model_fingerprint: of the model's files, see `model_files/fingerprint.py`.
-    adapters: the names of the adapters that sessions can have, and the digest of each.
+    adapters: the names of the adapters that sessions can have, and the id of each (`adapters.adapter_pool`).
     """
 
     protocol: int

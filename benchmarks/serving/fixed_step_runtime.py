@@ -31,7 +31,7 @@ TEXT = " Every strand is laid over the next one, and the rope holds because none
 class Runner:
     """The attributes of a model runner that the scheduler reads."""
 
-    num_pages, max_batch_tokens, num_saved_reads = PAGES, BATCH_TOKENS, 0
+    num_pages, max_batch_tokens, num_saved_reads, adapter_pool = PAGES, BATCH_TOKENS, 0, None
 
 
 class FixedTimeStep:

@@ -6,7 +6,6 @@ from threading import Lock
 from time import thread_time
 from typing import Generic, TypeVar
 
-from plait.constrained.compile_service.background_calls import BackgroundCalls
 from plait.constrained.compile_service.worker_messages import TokenDfaArrays, unpack_dfa
 from plait.constrained.compiler import build_grammar
 from plait.constrained.grammar import Grammar
@@ -15,6 +14,7 @@ from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.regex.char_classes import warm_up_classes
 from plait.constrained.specs import GrammarError
 from plait.constrained.tokens.vocabulary import Vocabulary
+from plait.host.background_calls import BackgroundCalls
 
 QUICK_S = 0.005  # of CPU; a grammar that took the worker longer is built in a thread, not in the caller's loop
 NICENESS = 11  # of such a thread: it takes 8% of a core that another thread wants

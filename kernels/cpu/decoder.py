@@ -81,13 +81,14 @@ class CpuDecoder:
         self._head_args.set(arg.HEAD_SOFT_CAP, np.array([weights.logit_softcap], np.float64))
         self._expert_entries: list[int] = []  # entries of buffers with a row for each pair of token and chosen expert
         self._adapters: CpuAdapters | None = None
+        self._num_terms = 0  # of a row's buffer
         self._args = self._model_args()
         self._token_capacity = 0
         self._logits = aligned_empty((0, 0), np.float32)
         self._activations: QuantizedActivations | None = None
 
     def set_adapters(self, adapters: CpuAdapters) -> None:
-        """Sets the adapters that rows may have."""
+        """Sets the adapters that rows may have. Their slots may be filled later, between steps."""
         self._adapters, self._token_capacity = adapters, 0
         self._args.set(arg.ADAPTER_TABLE, adapters.table)
 
@@ -116,8 +117,8 @@ class CpuDecoder:
         index of each token's adapter, -1: none; None: no token has one. Steps with adapters multiply in int8.
         """
         count, args = len(token_ids), self._args
-        if count > self._token_capacity:
-            self._allocate_buffers(count)
+        if count > self._token_capacity or (self._adapters is not None and self._adapters.num_terms > self._num_terms):
+            self._allocate_buffers(max(count, self._token_capacity))
         args.descriptors[self._buffer_entries, 1] = count
         uses_amx = self._uses_amx(count) and adapter_slots is None
         if not uses_amx:
@@ -293,7 +294,8 @@ class CpuDecoder:
             self._buffers |= {entry + i: array for i, array in enumerate(_allocate_activations(count, width))}
         self._buffers |= self._expert_buffers_of_tokens(count)
         if self._adapters is not None:
-            self._buffers[arg.ADAPTER_TERMS] = aligned_zeros((count, self._adapters.num_terms), np.float32)
+            self._num_terms = self._adapters.num_terms
+            self._buffers[arg.ADAPTER_TERMS] = aligned_zeros((count, self._num_terms), np.float32)
         self._buffer_entries = list(self._buffers)
         pair_buffers = self._expert_buffers_of_pairs(count)
         self._expert_entries = list(pair_buffers)

@@ -6,7 +6,8 @@ The first line describes the model. Every other line is one call, with its reque
      "text": ..., "finish_reason": ..., "matched": ..., "usage": {...}, "num_tokens": ..., "meta": {...}}
 
 If the call failed, "failed": {"kind": ..., "text": ...} replaces the second row. `params` are the sampling parameters
-that differ from the defaults. Timeouts are omitted, because the rest of a budget differs from run to run.
+that differ from the defaults; a call with an adapter has its name as "adapter". Timeouts are omitted, because the rest
+of a budget differs from run to run.
 """
 
 from __future__ import annotations
@@ -49,13 +50,15 @@ def call_record(asked: Asked) -> dict[str, Any]:
     constraint = None if asked.constraint is None else msgspec.to_builtins(asked.constraint)
     line = {"name": asked.name, "prompt": asked.prompt, "params": differing, "constraint": constraint,
             "choices": asked.choices, "method": asked.method}  # fmt: skip
+    if asked.adapter:
+        line["adapter"] = asked.adapter
     normalized: dict[str, Any] = json.loads(json.dumps(line))  # a file has lists in place of tuples
     return normalized
 
 
 def record_key(line: dict[str, Any]) -> str:
     """Returns a key that is equal for a recorded line and for a new call with the same request."""
-    return json.dumps([line[name] for name in _CALL_FIELDS], sort_keys=True)
+    return json.dumps([*(line[name] for name in _CALL_FIELDS), line.get("adapter", "")], sort_keys=True)
 
 
 def outcome_record(outcome: Outcome) -> dict[str, Any]:
@@ -106,9 +109,10 @@ def differences(recorded: dict[str, Any], asked: dict[str, Any]) -> list[str]:
         was, now = (line["params"].get(name, _DEFAULTS.get(name)) for line in (recorded, asked))
         if was != now:
             phrases.append(f"{name}: recorded {was!r}, now {now!r}")
-    for name in ("constraint", "choices", "method"):
-        if recorded[name] != asked[name]:
-            phrases.append(f"{name}: recorded {recorded[name]!r:.200}, now {asked[name]!r:.200}")
+    for name in ("constraint", "choices", "method", "adapter"):
+        was, now = recorded.get(name), asked.get(name)
+        if was != now:
+            phrases.append(f"{name}: recorded {was!r:.200}, now {now!r:.200}")
     return phrases
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -80,7 +81,7 @@ class Recording(BackendOfBlock):
             prompt = "".join(part if isinstance(part, str) else part.result().text for part in before)
         except CallFailed:
             return  # an earlier call failed, so this one never had a prompt
-        line = call_record(Asked(asked.name, prompt, asked.params, asked.constraint, asked.choices, asked.method))
+        line = call_record(replace(asked, prompt=prompt))
         try:
             outcome = self._outcome(call, asked)
         except CallFailed as error:
@@ -120,8 +121,10 @@ class Recording(BackendOfBlock):
 class RecordedSession:
     """A session of the recorded backend, together with its text."""
 
-    def __init__(self, recording: Recording, inner: BackendSession, parts: Sequence[_Part] = ()) -> None:
-        self._recording = recording
+    def __init__(
+        self, recording: Recording, inner: BackendSession, parts: Sequence[_Part] = (), adapter: str = ""
+    ) -> None:
+        self._recording, self._adapter = recording, adapter
         self._inner = inner
         self._parts: list[_Part] = list(parts)
         self._name: str | None = None
@@ -140,7 +143,7 @@ class RecordedSession:
 
     def generate(self, params: SamplingParams, constraint: Spec | None = None, trailing_text: str = "") -> Call:
         call = self._inner.generate(params, constraint, trailing_text)
-        self._record(call, Asked(self._name, "", params, constraint))
+        self._record(call, Asked(self._name, "", params, constraint, adapter=self._adapter))
         self._parts.append(trailing_text)
         return call
 
@@ -152,12 +155,12 @@ class RecordedSession:
         seed: int | None = None,
     ) -> Call:
         call = self._inner.select(choices, method, timeout_s, seed)
-        return self._record(call, Asked(self._name, "", sampling_params(), None, tuple(choices), method))
+        asked = Asked(self._name, "", sampling_params(), None, tuple(choices), method, self._adapter)
+        return self._record(call, asked)
 
     def fork(self, size: int, adapter: str | None = None) -> list[RecordedSession]:
-        if adapter is not None:
-            raise InputError("a recording does not store which adapter computed a call")
-        return [RecordedSession(self._recording, child, self._parts) for child in self._inner.fork(size)]
+        children, name = self._inner.fork(size, adapter), self._adapter if adapter is None else adapter
+        return [RecordedSession(self._recording, child, self._parts, name) for child in children]
 
     def abort(self) -> None:
         self._inner.abort()

@@ -41,6 +41,8 @@ class Replay(BackendOfBlock, TextClient):
     ...     assert ask.run("Why is the sky blue?", temperature=0)["kind"] == "a fact"
     """
 
+    has_adapters = True
+
     def __init__(self, path: str | Path, *, all_used: bool = True) -> None:
         self._path, self._all_used = Path(path), all_used
         first, self._lines = _read(self._path)

@@ -34,7 +34,8 @@ _WORD = re.compile(r"\s*\S+|\s+\Z")
 @dataclass(frozen=True)
 class Asked:
     """One call that a program made. `prompt` is the whole text before it, chat template included. A gen has `params`
-    and perhaps a `constraint`; a select has `choices` and `method`."""
+    and perhaps a `constraint`; a select has `choices` and `method`. `adapter`: what computes it, "" is the model alone.
+    """
 
     name: str | None
     prompt: str
@@ -42,6 +43,7 @@ class Asked:
     constraint: Spec | None = None
     choices: tuple[str, ...] | None = None
     method: SelectMethod | None = None
+    adapter: str = ""
 
     @property
     def kind(self) -> str:
@@ -88,7 +90,12 @@ class TextCall(Call):
 
 
 class TextClient(ClientWithoutRuntime):
-    """A client without a runtime. Subclasses implement `answer`, which returns the result of each call."""
+    """A client without a runtime. Subclasses implement `answer`, which returns the result of each call.
+
+    has_adapters: whether calls may name one.
+    """
+
+    has_adapters = False
 
     def __init__(self, tokenizer: Tokenizer, model_path: str, context_length: int = 1 << 20) -> None:
         super().__init__(Welcome(PROTOCOL, model_path, 1 << 31, context_length, 0), tokenizer)
@@ -115,9 +122,16 @@ class TextClient(ClientWithoutRuntime):
 class TextSession(SessionWithoutRuntime):
     """One growing text. `seen`: how many of its words an earlier call has read; they count as cached tokens."""
 
-    def __init__(self, client: TextClient, text: str = "", seen: int = 0, failed: CallFailed | None = None) -> None:
+    def __init__(
+        self,
+        client: TextClient,
+        text: str = "",
+        seen: int = 0,
+        failed: CallFailed | None = None,
+        adapter: str = "",
+    ) -> None:
         super().__init__()
-        self._client = client
+        self._client, self._adapter = client, adapter
         self._text = text
         self._num_words_seen = seen
         self._failed = failed
@@ -142,7 +156,7 @@ class TextSession(SessionWithoutRuntime):
         if params.complete and constraint is None:
             raise InputError("complete needs a constraint, which defines when a value is complete")
         self._require_text("gen")
-        return self._begin(Asked(self._name, self._text, params, constraint), params.timeout_s)
+        return self._begin(Asked(self._name, self._text, params, constraint, adapter=self._adapter), params.timeout_s)
 
     def select(
         self,
@@ -155,13 +169,16 @@ class TextSession(SessionWithoutRuntime):
             raise InputError(f"unknown select method {method!r:.80}; known are: {', '.join(get_args(SelectMethod))}")
         params = sampling_params(timeout_s=timeout_s, seed=seed)
         self._require_text("select")
-        return self._begin(Asked(self._name, self._text, params, None, tuple(choices), method), timeout_s)
+        asked = Asked(self._name, self._text, params, None, tuple(choices), method, self._adapter)
+        return self._begin(asked, timeout_s)
 
     def fork(self, size: int, adapter: str | None = None) -> list[TextSession]:
         check_fork_size(size)
-        refuse_adapter(adapter)
+        if not self._client.has_adapters:
+            refuse_adapter(adapter)
         self._require_open()
-        return [TextSession(self._client, self._text, self._num_words_seen, self._failed) for _ in range(size)]
+        state = self._client, self._text, self._num_words_seen, self._failed
+        return [TextSession(*state, self._adapter if adapter is None else adapter) for _ in range(size)]
 
     def _begin(self, asked: Asked, timeout_s: float | None) -> Call:
         self._name = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -41,6 +41,10 @@ class LowRankUpdate:
     bias: Float32Array | None = None  # [N]
 
 
+ReadUpdates = Callable[[], Mapping[str, LowRankUpdate]]
+"""Reads the numbers of an adapter whose headers are checked: its updates by module. Raises CorruptModel."""
+
+
 class PlacedUpdate(NamedTuple):
     """The change of one of the linear layers that a product computes together. `begin`: its first output."""
 
@@ -50,14 +54,10 @@ class PlacedUpdate(NamedTuple):
 
 @dataclass(frozen=True)
 class Adapter:
-    """The updates of an adapter by the names of their modules ("model.layers.0.self_attn.q_proj").
-
-    `digest`: of its numbers; adapters with equal digests compute the same, and no other two share cached KV.
-    """
+    """The updates of an adapter by the names of their modules ("model.layers.0.self_attn.q_proj")."""
 
     name: str
     updates: Mapping[str, LowRankUpdate]
-    digest: str
 
     @classmethod
     def of(cls, name: str, updates: Mapping[str, LowRankUpdate]) -> Adapter:
@@ -67,7 +67,18 @@ class Adapter:
         for module, update in updates.items():
             if not all(part is None or np.isfinite(part).all() for part in (update.down, update.up, update.bias)):
                 raise InputError(f"the adapter {name!r} has values that are not finite at {module}")
-        return cls(name, updates, _digest(updates))
+        return cls(name, updates)
+
+    def digest(self) -> str:
+        """32 hexadecimal digits of all numbers; adapters with equal ones compute the same."""
+        digest = hashlib.blake2b(digest_size=16)
+        for module in sorted(self.updates):
+            update = self.updates[module]
+            digest.update(f"{module} {update.down.shape} {update.up.shape} {update.bias is not None}\n".encode())
+            for part in (update.down, update.up, update.bias):
+                if part is not None:
+                    digest.update(np.ascontiguousarray(part).view(np.uint8).reshape(-1).data)
+        return digest.hexdigest()
 
     def placed(self, config: ModelConfig, family: ModelFamily, layer: int, group: LayerGroup) -> list[PlacedUpdate]:
         """The changes of one product of a layer, in the order of their outputs."""
@@ -119,17 +130,6 @@ def check_shapes(
             f"the adapter {name!r} has lora_A of rank {down[0]} and lora_B of rank {up[1]} at {module}; "
             f"they must be equal and at most {MAX_RANK}"
         )
-
-
-def _digest(updates: Mapping[str, LowRankUpdate]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for module in sorted(updates):
-        update = updates[module]
-        digest.update(f"{module} {update.down.shape} {update.up.shape} {update.bias is not None}\n".encode())
-        for part in (update.down, update.up, update.bias):
-            if part is not None:
-                digest.update(np.ascontiguousarray(part).view(np.uint8).reshape(-1).data)
-    return digest.hexdigest()
 
 
 def _num_outputs(config: ModelConfig, module: str) -> int:

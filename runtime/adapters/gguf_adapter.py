@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plait.runtime.adapters.adapter import Adapter, LowRankUpdate, check_shapes, modules_of
+from plait.runtime.adapters.adapter import LowRankUpdate, ReadUpdates, check_shapes, modules_of
 from plait.runtime.arrays import Float32Array
 from plait.runtime.errors import CorruptModel, InputError
 from plait.runtime.model_files.gguf import GGUFFile, open_gguf
@@ -19,8 +19,9 @@ from plait.runtime.weights.gguf_checkpoint import gguf_name, num_permuted_heads,
 _DOWN, _UP = ".lora_a", ".lora_b"
 
 
-def read_gguf_adapter(name: str, path: Path, config: ModelConfig, shapes: WeightShapes) -> Adapter:
-    """The adapter in a file, for a model of this config and these weights (`expected_shapes`).
+def open_gguf_adapter(name: str, path: Path, config: ModelConfig, shapes: WeightShapes) -> ReadUpdates:
+    """Checks the adapter in a file, for a model of this config and these weights (`expected_shapes`), but for its
+    numbers, which the returned function reads.
 
     Raises CorruptModel for a damaged file, and InputError for an adapter of another kind or model, which names the
     field or tensor.
@@ -37,15 +38,21 @@ def read_gguf_adapter(name: str, path: Path, config: ModelConfig, shapes: Weight
             )
         if base + _DOWN not in file.tensors or base + _UP not in file.tensors:
             raise CorruptModel(f"the adapter {name!r} has one of lora_a and lora_b of {base} only")
-    updates = {}
-    for base in dict.fromkeys(stored_name[: -len(_DOWN)] for stored_name in file.tensors):
-        module, heads = modules[base], num_permuted_heads(modules[base], config, family)
+    bases = dict.fromkeys(stored_name[: -len(_DOWN)] for stored_name in file.tensors)
+    for base in bases:
         shape_of = {part: _matrix_shape(file, base + part) for part in (_DOWN, _UP)}
-        check_shapes(name, module, shape_of[_DOWN], shape_of[_UP], shapes)
-        down, up = (_numbers(file, base + part) for part in (_DOWN, _UP))
-        up = unpermute_qk(up, heads) if heads else up
-        updates[module] = LowRankUpdate(down, up * np.float32(alpha / len(down) if alpha else 1.0))
-    return Adapter.of(name, updates)
+        check_shapes(name, modules[base], shape_of[_DOWN], shape_of[_UP], shapes)
+
+    def read() -> dict[str, LowRankUpdate]:
+        updates = {}
+        for base in bases:
+            down, up = (_numbers(file, base + part) for part in (_DOWN, _UP))
+            heads = num_permuted_heads(modules[base], config, family)
+            up = unpermute_qk(up, heads) if heads else up
+            updates[modules[base]] = LowRankUpdate(down, up * np.float32(alpha / len(down) if alpha else 1.0))
+        return updates
+
+    return read
 
 
 def _checked_alpha(name: str, file: GGUFFile, config: ModelConfig) -> float:

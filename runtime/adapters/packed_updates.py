@@ -1,20 +1,25 @@
-"""Packs adapters for the CPU's decoder. Imports llvmlite."""
+"""Places adapters in the slots of the CPU's decoder. Imports llvmlite."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from plait.kernels.cpu.low_rank.adapters import AdapterUpdates, CpuAdapters, ProductUpdate
+from plait.kernels.cpu.low_rank.adapters import AdapterUpdates, CpuAdapters, PackedAdapter, ProductUpdate
 from plait.runtime.adapters.adapter import GROUPS, Adapter
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 
 
-def pack_adapters(
-    adapters: Iterable[Adapter], config: ModelConfig, num_outputs: Sequence[Sequence[int]]
-) -> CpuAdapters:
-    """The adapters of a model. num_outputs: of the products of each layer, in the order of `GROUPS`."""
-    return CpuAdapters((_updates_of(adapter, config) for adapter in adapters), num_outputs)
+class PackedAdapters(CpuAdapters):
+    """Implements `adapter_pool.AdapterSlots`. num_outputs: of the products of each layer, in the order of `GROUPS`."""
+
+    def __init__(self, config: ModelConfig, num_outputs: Sequence[Sequence[int]], num_slots: int) -> None:
+        super().__init__(num_outputs, num_slots)
+        self._config = config
+
+    def prepare(self, adapter: Adapter) -> PackedAdapter:
+        """As in `AdapterSlots`."""
+        return self.pack(_updates_of(adapter, self._config))
 
 
 def _updates_of(adapter: Adapter, config: ModelConfig) -> AdapterUpdates:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from plait.runtime.adapters.adapter import Adapter, LowRankUpdate, check_shapes, modules_of
+from plait.runtime.adapters.adapter import LowRankUpdate, ReadUpdates, check_shapes, modules_of
 from plait.runtime.arrays import Float32Array
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound
 from plait.runtime.model_files.json_file import read_json_object
@@ -49,11 +49,12 @@ _READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
 _CHANGING_THE_BASE = re.compile("pissa|olora|corda|loftq|lora_ga", re.IGNORECASE)
 
 
-def read_peft_folder(name: str, folder: Path, config: ModelConfig, shapes: WeightShapes) -> Adapter:
-    """The adapter in a folder, for a model of this config and these weights (`expected_shapes`).
+def open_peft_folder(name: str, folder: Path, config: ModelConfig, shapes: WeightShapes) -> ReadUpdates:
+    """Checks the adapter in a folder, for a model of this config and these weights (`expected_shapes`), but for its
+    numbers, which the returned function reads.
 
-    Numbers are read once all names, types and shapes fit. Raises ModelNotFound if a file is missing, CorruptModel if
-    one is damaged, and InputError for an adapter of another kind or model, which names the field or tensor.
+    Raises ModelNotFound if a file is missing, CorruptModel if one is damaged, and InputError for an adapter of another
+    kind or model, which names the field or tensor.
     """
     fields = read_json_object(folder / CONFIG)
     _check_fields(name, fields)
@@ -82,12 +83,15 @@ def read_peft_folder(name: str, folder: Path, config: ModelConfig, shapes: Weigh
         down, up, bias = (headers[of_module[part]].shape if part in of_module else None for part in _PARTS)
         assert down is not None and up is not None
         check_shapes(name, module, down, up, shapes, bias)
-    mapped = SafetensorsBytes(folder / WEIGHTS)
-    updates = {
-        module: _update({part: _numbers(mapped, headers[key]) for part, key in of_module.items()}, scales[module])
-        for module, of_module in parts.items()
-    }
-    return Adapter.of(name, updates)
+
+    def read() -> dict[str, LowRankUpdate]:
+        mapped = SafetensorsBytes(folder / WEIGHTS)
+        return {
+            module: _update({part: _numbers(mapped, headers[key]) for part, key in of_module.items()}, scales[module])
+            for module, of_module in parts.items()
+        }
+
+    return read
 
 
 def _check_fields(name: str, fields: Mapping[str, Any]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from plait.kernels.operators import LinearOp
-from plait.runtime.adapters.adapter import GROUPS, Adapter
+from plait.runtime.adapters.adapter import GROUPS, Adapter, LowRankUpdate
 from plait.runtime.arrays import IntArray
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.layers import ProductPlace
@@ -26,59 +26,52 @@ class _Update(NamedTuple):
     bias: torch.Tensor | None  # [N]
 
 
+Placed = dict[ProductPlace, list[_Update]]
+
+
 class TorchAdapters:
-    """The tensors of some adapters on a device, in the dtype of the model. linear: computes their products."""
+    """Implements `adapter_pool.AdapterSlots`: the tensors of adapters on a device, in the dtype of the model.
+
+    linear: computes their products.
+    """
 
     def __init__(
-        self,
-        adapters: Iterable[Adapter],
-        config: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        linear: LinearOp,
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, linear: LinearOp, num_slots: int
     ) -> None:
-        def on_device(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
-            return torch.tensor(array, dtype=dtype, device=device)
+        self._config, self._dtype, self._device, self._linear = config, dtype, device, linear
+        self._slots: list[Placed] = [{} for _ in range(num_slots)]
 
-        family = FAMILIES_BY_NAME[config.architecture]
-        self._device, self._linear = device, linear
-        self._updates: list[dict[ProductPlace, list[_Update]]] = []
-        for adapter in adapters:
-            placed = {
-                ProductPlace(layer, group): adapter.placed(config, family, layer, group)
-                for layer in range(config.num_layers)
-                for group in GROUPS
-            }
-            self._updates.append(
-                {
-                    place: [
-                        _Update(
-                            begin,
-                            begin + len(update.up),
-                            on_device(update.down),
-                            on_device(update.up),
-                            None if update.bias is None else on_device(update.bias),
-                        )
-                        for begin, update in updates
-                    ]
-                    for place, updates in placed.items()
-                    if updates
-                }
-            )
+    def prepare(self, adapter: Adapter) -> Placed:
+        """As in `AdapterSlots`."""
+        family = FAMILIES_BY_NAME[self._config.architecture]
+        places = (ProductPlace(layer, group) for layer in range(self._config.num_layers) for group in GROUPS)
+        placed = {place: adapter.placed(self._config, family, place.layer, place.group) for place in places}
+        return {place: [self._on_device(*update) for update in updates] for place, updates in placed.items() if updates}
+
+    def _on_device(self, begin: int, update: LowRankUpdate) -> _Update:
+        tensors = [
+            None if part is None else torch.tensor(part, dtype=self._dtype, device=self._device)
+            for part in (update.down, update.up, update.bias)
+        ]
+        down, up, bias = tensors
+        assert down is not None and up is not None
+        return _Update(begin, begin + len(up), down, up, bias)
+
+    def place(self, slot: int, adapter: Placed | None) -> None:
+        """As in `AdapterSlots`."""
+        self._slots[slot] = adapter or {}
 
     def step(self, slots: IntArray) -> TorchStepUpdates:
         """The updates of a step. slots [T]: the index of each token's adapter; -1 is none."""
         tokens = {int(slot): np.flatnonzero(slots == slot) for slot in np.unique(slots) if slot >= 0}
-        groups = [(torch.from_numpy(of_slot).to(self._device), self._updates[slot]) for slot, of_slot in tokens.items()]
+        groups = [(torch.from_numpy(of_slot).to(self._device), self._slots[slot]) for slot, of_slot in tokens.items()]
         return TorchStepUpdates(groups, self._linear)
 
 
 class TorchStepUpdates:
     """Implements `layers.StepUpdates`: the tokens of each adapter, and its updates."""
 
-    def __init__(
-        self, groups: Sequence[tuple[torch.Tensor, dict[ProductPlace, list[_Update]]]], linear: LinearOp
-    ) -> None:
+    def __init__(self, groups: Sequence[tuple[torch.Tensor, Placed]], linear: LinearOp) -> None:
         self._groups, self._linear = groups, linear
 
     def add_to(self, out: torch.Tensor, x: torch.Tensor, place: ProductPlace) -> None:

@@ -26,10 +26,12 @@ from plait.runtime.messages import (
     Finished,
     FlushCache,
     Inspect,
+    LoadAdapter,
     Open,
     ServerMessage,
     Status,
     Tokens,
+    UnloadAdapter,
     Welcome,
 )
 from plait.runtime.tokenizer.detokenizer import Detokenizer
@@ -114,10 +116,25 @@ class Client:
 
     async def astatus(self) -> Status:
         """`status()` for an event loop; waits without a time limit while the runtime is alive."""
+        return await self._await_status(Inspect)
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        """Adds an adapter, an absolute path of a folder or file; it is in `model.adapters` then.
+
+        replace: whether another adapter may have the name; sessions that have that one keep it. Raises CallRejected for
+        an adapter that cannot be used, and RuntimeGone.
+        """
+        await self._await_status(lambda call_id: LoadAdapter(call_id, name, path, replace))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Removes an adapter from `model.adapters`; sessions that have it keep it. Raises CallRejected, RuntimeGone."""
+        await self._await_status(lambda call_id: UnloadAdapter(call_id, name))
+
+    async def _await_status(self, request: Callable[[int], ClientMessage]) -> Status:
         changed, notifier = asyncio.Event(), LoopNotifier.for_running_loop()
         call_id, status_request = self.next_id(), _StatusRequest(lambda: notifier.notify(changed))
         self._register(call_id, status_request)
-        self.send(Inspect(call_id))
+        self.send(request(call_id))
         await changed.wait()
         return status_request.value()
 
@@ -219,6 +236,8 @@ class Client:
             self._calls[call_id] = call
 
     def _on_reply(self, reply: ServerMessage) -> None:
+        if isinstance(reply, Welcome):  # after a change of its adapters
+            self.model = reply
         if isinstance(reply, Welcome | BlockBatch | BlockSnapshot):  # no answers to calls
             return
         with self._lock:

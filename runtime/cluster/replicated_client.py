@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from plait.runtime.client.client import Client
 from plait.runtime.cluster.replicated_transport import NO_REPLICA, UNANSWERED_S, ReplicatedTransport
-from plait.runtime.errors import RuntimeGone
-from plait.runtime.messages import Status
+from plait.runtime.errors import InputError, RuntimeGone
+from plait.runtime.messages import ClientMessage, Status
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 
@@ -47,6 +47,10 @@ class ReplicatedClient(Client):
                 f"{len(silent)} of {len(clients)} replicas do not answer; the caches of the others are flushed"
             )
         return sum_of(statuses)
+
+    async def _await_status(self, request: Callable[[int], ClientMessage]) -> Status:
+        """Raises InputError: what `Client` asks of one runtime by this method changes its adapters."""
+        raise InputError("replicas have the adapters that they started with: none can be loaded or unloaded")
 
     def _running(self) -> list[Client]:
         return [client for client in self._control_clients() if not client.is_closed]

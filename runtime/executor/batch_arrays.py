@@ -50,8 +50,9 @@ def _decode_arrays(batch: Batch) -> BatchArrays:
 
 
 def adapter_slots(batch: Batch, slots: Mapping[str, int]) -> IntArray | None:
-    """[T] int32: the slot of each new token's adapter, by its digest; -1: it has none. None if no row has one."""
-    of_rows = [slots.get(row.request.seq.namespace.adapter, -1) for row in batch.rows]
+    """[T] int32: the slot of each new token's adapter, by its id; -1: it has none. None if no row has one."""
+    adapters = (row.request.seq.namespace.adapter for row in batch.rows)
+    of_rows = [slots[adapter] if adapter else -1 for adapter in adapters]
     if max(of_rows, default=-1) < 0:
         return None
     return np.repeat(np.array(of_rows, np.int32), [row.count for row in batch.rows])

@@ -17,8 +17,8 @@ from plait.kernels.cpu.gemm.layouts import LAYOUTS
 from plait.kernels.cpu.kernel_args import aligned_empty
 from plait.kernels.cpu.precompile import load_kernels
 from plait.kernels.numpy_layout import NumpyAttentionLayout
-from plait.runtime.adapters.load import load_adapters
-from plait.runtime.adapters.packed_updates import pack_adapters
+from plait.runtime.adapters.adapter_pool import AdapterPool
+from plait.runtime.adapters.packed_updates import PackedAdapters
 from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.batch.batch import Batch
 from plait.runtime.config import EngineConfig, WeightFormat
@@ -124,13 +124,11 @@ class PackedCpuRunner:
                 lambda fraction: kernels.show(0.9 * fraction, "loading the model"),
             )
             kernels.show(0.9, "loading kernels")
-        self.adapters: dict[str, str] = {}
-        if config.adapters:
+        self.adapter_pool: AdapterPool | None = None
+        if config.has_adapters:
             if config.deterministic and amx.available():
                 raise InputError("adapters with deterministic=True need a CPU without AMX")
-            adapters = load_adapters(config.adapters, model, self.adapters)
-            self.model.set_adapters(pack_adapters(adapters, model, self.model.num_outputs()))
-        self._adapter_slots = {digest: slot for slot, digest in enumerate(self.adapters.values())}
+            self.adapter_pool = AdapterPool(model, config.adapters, config.max_adapters, self._make_adapter_slots)
         self.max_batch_tokens = config.max_batch_tokens or DEFAULT_CPU_BATCH_TOKENS
         budget = config.kv_memory_bytes or host_kv_cache_budget()
         self.num_pages = choose_num_pages(budget, self.page_bytes, config.max_pages)
@@ -142,6 +140,11 @@ class PackedCpuRunner:
             else aligned_empty((*shape, model.num_kv_heads, model.head_dim), np.uint16)
         )
         warm_up(self)
+
+    def _make_adapter_slots(self, num_slots: int) -> PackedAdapters:
+        slots = PackedAdapters(self.config, self.model.num_outputs(), num_slots)
+        self.model.set_adapters(slots)
+        return slots
 
     num_saved_reads = 0  # the CPU kernels do not count the reads that rows share
 
@@ -158,7 +161,7 @@ class PackedCpuRunner:
         layout = NumpyAttentionLayout(
             arrays.q_starts, arrays.kv_starts, arrays.kv_pages, arrays.positions, arrays.write_slots
         )
-        slots = adapter_slots(batch, self._adapter_slots) if self.adapters else None
+        slots = adapter_slots(batch, self.adapter_pool.slots) if self.adapter_pool is not None else None
         hidden = self.model.forward(arrays.token_ids, layout, self.kv_cache, slots)
         return hidden if len(arrays.output_indices) == len(hidden) else hidden[arrays.output_indices]
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from plait.runtime.adapters.adapter_pool import AdapterPool
 from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
@@ -30,6 +31,10 @@ class Runner(Protocol):
 
     num_pages: int
     max_batch_tokens: int
+
+    @property
+    def adapter_pool(self) -> AdapterPool | None:
+        """The adapters that rows of a batch may have, if they are resident; None: the model has none."""
 
     @property
     def num_saved_reads(self) -> int:
@@ -91,10 +96,6 @@ class LoadedRunner(Runner, Protocol):
     @property
     def config(self) -> ModelSizes:
         """The model's sizes."""
-
-    @property
-    def adapters(self) -> Mapping[str, str]:
-        """The names of the adapters that rows of a batch may have, and the digest of each."""
 
 
 def choose_num_pages(budget: int, page_bytes: int, max_pages: int) -> int:

@@ -32,7 +32,7 @@ def make_runner(
     interpreter lock.
     Raises ModelError or InputError, also for a model that needs torch where torch is not installed.
     """
-    if config.adapters and (config.num_ranks > 1 or uses_transformers(config, model_path)):
+    if config.has_adapters and (config.num_ranks > 1 or uses_transformers(config, model_path)):
         raise InputError("adapters are for models that plait computes itself, in one process")
     if config.num_ranks > 1:
         return _make_parallel_runner(config, model_path, progress, before_weights)

@@ -14,7 +14,7 @@ from plait.kernels.kv_cache import LayerCache, allocate_caches, cache_dtype, kv_
 from plait.kernels.layout import AttentionShape, shared_prefix_arrays
 from plait.kernels.operators import Kernels
 from plait.kernels.triton.support import HeadShape
-from plait.runtime.adapters.load import load_adapters
+from plait.runtime.adapters.adapter_pool import AdapterPool
 from plait.runtime.adapters.torch_updates import TorchAdapters
 from plait.runtime.arrays import IntArray
 from plait.runtime.batch.batch import Batch
@@ -90,15 +90,15 @@ class TorchRunner(TorchOutputs):
         finally:
             checkpoint.close()
         super().__init__(self.device, self.model, self.config.vocab_size)
-        self.has_launcher = type(self).has_launcher and not config.adapters
-        self.adapters: dict[str, str] = {}
-        adapters = load_adapters(config.adapters, self.config, self.adapters)
-        self._torch_adapters = TorchAdapters(adapters, self.config, self.dtype, self.device, self.kernels.linear)
-        self._adapter_slots = {digest: slot for slot, digest in enumerate(self.adapters.values())}
+        self.has_launcher = type(self).has_launcher and not config.has_adapters
+        self.adapter_pool: AdapterPool | None = None
+        if config.has_adapters:
+            self.adapter_pool = AdapterPool(self.config, config.adapters, config.max_adapters, self._make_adapter_slots)
         self.max_batch_tokens = config.max_batch_tokens or (
             DEFAULT_GPU_BATCH_TOKENS if self.device.type == "cuda" else DEFAULT_CPU_BATCH_TOKENS
         )
-        budget = config.kv_memory_bytes or self.kv_cache_budget()
+        missing_bytes = 0 if self.adapter_pool is None else self.adapter_pool.missing_bytes
+        budget = config.kv_memory_bytes or self.kv_cache_budget() - missing_bytes
         self.allocate_pool(self.agree_on_pages(choose_num_pages(budget, self.page_bytes, self._most_pages(config))))
         groups, size = self.config.num_kv_heads, self.config.head_dim
         stored_dtype = cache_dtype(self.kv_dtype, self.dtype)
@@ -115,6 +115,10 @@ class TorchRunner(TorchOutputs):
         )
         progress(0.9, "preparing kernels (the first start compiles them)")
         warm_up(self, self._warm_up_counts())
+
+    def _make_adapter_slots(self, num_slots: int) -> TorchAdapters:
+        self._adapter_slots = TorchAdapters(self.config, self.dtype, self.device, self.kernels.linear, num_slots)
+        return self._adapter_slots
 
     has_launcher = True
     """Whether `gpu.step_launcher` runs the steps on a GPU: not with adapters, of which its graphs have no updates."""
@@ -211,8 +215,8 @@ class TorchRunner(TorchOutputs):
     def prepare_inputs(self, batch: Batch) -> ForwardInputs:
         """Starts copying the batch's arrays to the device."""
         inputs = upload_inputs(batch, self.device, self.shared_prefixes(batch))
-        slots = adapter_slots(batch, self._adapter_slots) if self.adapters else None
-        return inputs if slots is None else inputs._replace(updates=self._torch_adapters.step(slots))
+        slots = adapter_slots(batch, self.adapter_pool.slots) if self.adapter_pool is not None else None
+        return inputs if slots is None else inputs._replace(updates=self._adapter_slots.step(slots))
 
     def shared_prefixes(self, batch: Batch) -> Sequence[IntArray]:
         """The arrays of the prefixes that rows of the batch read together; none without such rows."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -36,7 +34,7 @@ class TransformersRunner(TorchOutputs):
     """
 
     num_saved_reads = 0
-    adapters: Mapping[str, str] = MappingProxyType({})
+    adapter_pool = None
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ EMPTY: IntArray = np.empty(0, dtype=np.int32)
 
 
 class CacheNamespace(NamedTuple):
-    """Texts share cached KV only within one: of a tenant, a cache salt, and an adapter's digest ("": none)."""
+    """Texts share cached KV only within one: of a tenant, a cache salt, and an adapter's id ("": none)."""
 
     tenant: str = ""
     salt: str = ""

@@ -68,7 +68,7 @@ def build_engine_loop(
         can_generate=runner.config.has_lm_head,
         chat_template=config.chat_template,
         model_fingerprint=model_fingerprint(model_path),
-        adapters=dict(runner.adapters),
+        adapters={} if runner.adapter_pool is None else dict(runner.adapter_pool.names),
         max_batch_rows=config.max_batch_rows or (DEFAULT_BATCH_ROWS if launcher is None else launcher.max_batch_rows),
     )
     return EngineLoop(config, welcome, runner, sampler, vocabulary, compiler, transport, launcher)

@@ -57,7 +57,7 @@ class Engine:
     def shutdown(self) -> None:
         """Ends the engine; calls in flight raise RuntimeGone. Idempotent."""
         self.client.close()
-        self.engine_loop.compiler.close()
+        self.engine_loop.close()
         self._server_transport.close()
 
     def __enter__(self) -> Engine:

@@ -87,7 +87,7 @@ def _serve(args: WorkerArgs) -> int:
     try:
         _run(engine_loop, transport)
     finally:
-        engine_loop.compiler.close()
+        engine_loop.close()
         log.flush()
         transport.close()
         if transport.should_stop:  # otherwise the owner removes it after it has read the log

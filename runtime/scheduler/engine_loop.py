@@ -15,9 +15,22 @@ from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
 from plait.runtime.executor.runner import Runner
 from plait.runtime.executor.step import AsyncStepLauncher, StepExecutor
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
-from plait.runtime.messages import Abort, ClientMessage, FlushCache, Hello, Inspect, Open, Status, WatchBlocks, Welcome
+from plait.runtime.messages import (
+    Abort,
+    ClientMessage,
+    FlushCache,
+    Hello,
+    Inspect,
+    LoadAdapter,
+    Open,
+    Status,
+    UnloadAdapter,
+    WatchBlocks,
+    Welcome,
+)
 from plait.runtime.sampling.logit_ops import TokenMask
 from plait.runtime.sampling.sampler import Sampler
+from plait.runtime.scheduler.adapter_changes import AdapterChanges
 from plait.runtime.scheduler.block_publisher import BlockPublisher
 from plait.runtime.scheduler.error_log import ErrorLog
 from plait.runtime.scheduler.failed_steps import discard_steps
@@ -65,6 +78,7 @@ class EngineLoop:
             order=config.order,
             tenant_weights=config.tenant_weights,
             extra_steps=async_launcher is None,
+            adapters=model_runner.adapter_pool,
         )
         self.output_processor = OutputProcessor(vocabulary, self.cache, welcome.context_length)
         self.sessions = SessionManager(
@@ -80,6 +94,9 @@ class EngineLoop:
         self.calls = self.sessions.calls
         self.committer = ResultCommitter(
             self.cache, self.batch_scheduler, self.output_processor, self.sessions, self.error_log
+        )
+        self.adapters = AdapterChanges(
+            model_runner.adapter_pool, transport.send, self._send_adapters, self._fail_requests_of
         )
         self.pending_step: OverlappedStep | None = None  # a launched step whose tokens are not committed yet
         self.overlap_controller = OverlapController()
@@ -189,12 +206,13 @@ class EngineLoop:
         """
         self.sessions.fail_expired_calls()
         wait_s = 0.0 if self.has_work else self._until_next_event(timeout_s)
-        for client, message in self.transport.receive(wait_s, self.compiler.filenos()):
+        for client, message in self.transport.receive(wait_s, [*self.compiler.filenos(), *self.adapters.filenos()]):
             try:
                 self._handle(client, message)
             except Exception as error:  # an internal error in one request must not end the others
                 self.error_log.record(error)
                 self._drop_after_error(client, message)
+        self.adapters.collect()
         if not self.has_work or self.calls.num_compiling or self.num_steps % COMPILER_INTERVAL == 0:
             self.sessions.start_compiled_calls()
         for client in self.transport.take_disconnected():
@@ -227,10 +245,31 @@ class EngineLoop:
             if isinstance(message, FlushCache):
                 self.cache.flush(message.tenant)
             self.transport.send(client, self.status(message.call))
+        elif isinstance(message, LoadAdapter | UnloadAdapter):
+            self.adapters.handle(client, message)
         elif isinstance(message, WatchBlocks):
             self.block_publisher.watch(client, message.snapshot, time.monotonic())
         else:
             self.sessions.enqueue(client, message)
+
+    def close(self) -> None:
+        """Ends the threads and processes that the loop has started."""
+        self.compiler.close()
+        self.adapters.close()
+
+    def _send_adapters(self, client: ClientId, call_id: int) -> None:
+        """Answers a client that has changed the names of adapters."""
+        pool = self.adapters.pool
+        assert pool is not None
+        self.welcome = self.sessions.model = msgspec.structs.replace(self.welcome, adapters=dict(pool.names))
+        self.transport.send(client, self.welcome)
+        self.transport.send(client, self.status(call_id))
+
+    def _fail_requests_of(self, adapter: str, text: str) -> None:
+        """Fails the waiting requests with an adapter that could not be read."""
+        for request in [r for r in self.batch_scheduler.waiting if r.seq.namespace.adapter == adapter]:
+            if request in self.batch_scheduler.waiting:  # it did not end with another one of its call
+                self.committer.fail_request(request, "internal", text)
 
     def status(self, call_id: int) -> Status:
         """Returns the current counters, as the reply to an Inspect message."""

@@ -42,7 +42,7 @@ from plait.runtime.server.protocols.ollama import models as ollama_models
 from plait.runtime.server.protocols.openai import chat, completions, embeddings, models, tokenize
 from plait.runtime.server.protocols.openai.responses import endpoint as responses
 from plait.runtime.server.protocols.openai.responses import stored as stored_responses
-from plait.runtime.server.protocols.operations import endpoints, model_facts
+from plait.runtime.server.protocols.operations import adapters, endpoints, model_facts
 from plait.runtime.server.protocols.programs import endpoint as program_route
 from plait.runtime.server.protocols.sglang import generate, server_info
 from plait.runtime.server.rerun import run_elsewhere
@@ -52,7 +52,7 @@ ROUTERS = (
     *(endpoints.router, model_facts.router, models.router, completions.router, chat.router, responses.router),
     *(embeddings.router, anthropic_messages.router, generate.router, server_info.router, ollama_generate.router),
     *(ollama_models.router, ollama_embed.router, tokenize.router, program_route.router, files.router, batches.router),
-    stored_responses.router,
+    *(stored_responses.router, adapters.router),
 )
 HANDLED_ERRORS = (ApiError, PlaitError, HTTPException, ClientDisconnected)  # answered by `_error_response`
 

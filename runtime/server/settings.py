@@ -33,7 +33,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     control tokens. page: serve the page at "/". log_prompts: log the beginning of each request's body. strict_fields: a
     field that would only be listed in an answer's warnings is refused. untagged_tool_calls: an answer that is nothing
     but a call without marks counts as one; a request may say otherwise.
-    Access. api_keys: name -> SHA-256 of the key in hex; empty: no key is needed. open_metrics: /metrics needs no key.
+    Access. api_keys: name -> SHA-256 of the key in hex; empty: no key is needed. admin_keys: names of keys that may
+    load adapters, from files below lora_dir ("": nobody may). open_metrics: /metrics needs no key.
     cors_origins: origins whose pages may call this server from a browser ("*": all). allowed_hosts: names in the Host
     header of requests without a key, beside `host`, loopback names and IP addresses ("*": all).
     Limits. max_body_bytes: larger requests are refused before they are read. max_choices: prompts times choices of one
@@ -63,6 +64,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_choices: Annotated[int, Meta(ge=1, le=4096)] = 128
     retry_after_s: Annotated[int, Meta(ge=1, le=3600)] = 1
     api_keys: dict[str, Digest] = {}
+    admin_keys: tuple[str, ...] = ()
+    lora_dir: str = ""
     open_metrics: bool = False
     cors_origins: tuple[Origin, ...] = ()
     allowed_hosts: tuple[HostName, ...] = ()

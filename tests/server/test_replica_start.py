@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from tiny_llama_gguf import write_small_model
 from waiting import wait_until
 
 from plait.cli import main
+from plait.runtime.cluster.replicated_client import ReplicatedClient
 from plait.runtime.errors import InputError, ModelError
 from plait.runtime.model_files.fingerprint import model_fingerprint
 from plait.runtime.sampling_params import sampling_params
@@ -145,3 +147,10 @@ def test_every_replica_has_as_many_gpus_as_ranks(monkeypatch) -> None:
 def test_wrong_number_of_replicas(number, capsys) -> None:
     assert main(["serve", "--port", "0", "--replicas", number]) == 1
     assert f"--replicas takes a number from 1 to 64, not {number}" in capsys.readouterr().err
+
+
+def test_adapters_of_replicas_do_not_change() -> None:
+    client = ReplicatedClient.__new__(ReplicatedClient)
+    for change in (client.load_adapter("a", "/a"), client.unload_adapter("a")):
+        with pytest.raises(InputError, match="that they started with"):
+            asyncio.run(change)

@@ -11,7 +11,8 @@ Beside other requests that are not in the background, those that compute prefixe
 MAX_PREFIX_LOGITS positions of a step, in the order of `Fairness`, so that a step is not much longer than without them,
 however many particles a call has.
 
-Background requests come last in all of this: `background.py`.
+Background requests come last in all of this: `background.py`. Requests whose adapter is not resident wait for it:
+`adapter_turns.py`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from plait.runtime.adapters.adapter_pool import AdapterPool
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.call_reports import CacheMiss
 from plait.runtime.config import SchedulingOrder
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.radix_node import RadixNode
+from plait.runtime.scheduler.policy.adapter_turns import AdapterTurns
 from plait.runtime.scheduler.policy.drafts import add_draft, may_draft
 from plait.runtime.scheduler.policy.light_tenants import LightTenants
 from plait.runtime.scheduler.policy.preemption import Preemption
@@ -65,13 +68,15 @@ class BatchScheduler(Rows):
         order: SchedulingOrder = "fair",
         tenant_weights: Mapping[str, float] | None = None,
         extra_steps: bool = False,
+        adapters: AdapterPool | None = None,
     ) -> None:
-        super().__init__(cache, max_batch_tokens, max_batch_rows, order, tenant_weights)
+        super().__init__(cache, max_batch_tokens, max_batch_rows, order, tenant_weights, adapters)
         self.max_batch_tokens = max_batch_tokens
         self.max_logits = max(MAX_LOGITS, max_batch_rows)
         self.max_length, self.draft = max_length, draft
         self._order = WaitingOrder(self)
         self._preemption = Preemption(self, self._order, max_batch_tokens)
+        self._adapter_turns = None if adapters is None else AdapterTurns(self, self._order, adapters)
         self._light_tenants = LightTenants(self.fairness) if extra_steps else None
         # Nodes, with their lengths, that `publish_early` made in this step. They are removed if the step fails.
         self.inserted_nodes: list[tuple[RadixNode, int]] = []
@@ -125,6 +130,8 @@ class BatchScheduler(Rows):
         self.inserted_nodes.clear()
         self._now = time.monotonic()
         self._order.begin_step(self._now)
+        if self._adapter_turns is not None:
+            self._adapter_turns.begin_step(self._now)
         self.background.begin_step()
         max_prefix_logits = MAX_PREFIX_LOGITS if is_shared else self.max_logits
         return Step(Batch(self.max_batch_tokens, self.max_logits, max_prefix_logits), is_shared)
@@ -132,6 +139,8 @@ class BatchScheduler(Rows):
     def _schedule_isolated(self, step: Step) -> None:
         request = next(iter(self.isolated))
         if request in self.waiting:
+            if not self.is_resident(request):
+                return
             self.start(request, self._now)
         self._schedule(step.batch, request)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from plait.runtime.adapters.adapter_pool import AdapterPool
 from plait.runtime.batch.request import Request
 from plait.runtime.config import SchedulingOrder
 from plait.runtime.kv_cache.planned_release import PlannedRelease
@@ -24,8 +25,10 @@ class Rows:
         max_batch_rows: int,
         order: SchedulingOrder,
         tenant_weights: Mapping[str, float] | None,
+        adapters: AdapterPool | None = None,
     ) -> None:
-        self.cache, self.max_batch_rows = cache, max_batch_rows
+        self.cache, self.max_batch_rows, self.adapters = cache, max_batch_rows, adapters
+        self.held_back = ""  # the adapter with which no further request starts
         self.waiting: dict[Request, None] = {}  # in order of arrival
         self.running: dict[Request, None] = {}  # in order of admission
         self.isolated: dict[Request, None] = {}  # waiting or running requests that are computed alone, in turn
@@ -54,8 +57,17 @@ class Rows:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request waits or runs."""
-        return bool(self.waiting or self.running)
+        """Whether any request runs, or waits for nothing but its turn."""
+        return bool(self.running) or any(map(self.may_start, self.waiting))
+
+    def is_resident(self, request: Request) -> bool:
+        """Whether a step can compute the request's adapter, or it has none."""
+        adapter = request.seq.namespace.adapter
+        return not adapter or (self.adapters is not None and adapter in self.adapters.slots)
+
+    def may_start(self, request: Request) -> bool:
+        """Whether a waiting request waits for nothing but its turn: a row, and pages."""
+        return self.is_resident(request) and request.seq.namespace.adapter != (self.held_back or None)
 
     def start(self, request: Request, now: float) -> None:
         """Moves a waiting request to the running ones."""

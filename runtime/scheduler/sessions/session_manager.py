@@ -63,7 +63,7 @@ class SessionManager:
         send: Send,
         error_log: ErrorLog,
     ) -> None:
-        self.batch_scheduler = batch_scheduler
+        self.batch_scheduler, self._adapters = batch_scheduler, batch_scheduler.adapters
         self.cache: PrefixCache = batch_scheduler.cache
         self.calls = CallTracker(batch_scheduler, compiler, send, self._advance)
         self.vocabulary = vocabulary
@@ -99,14 +99,11 @@ class SessionManager:
         is_name_too_long = len(message.tenant) > MAX_NAME_CHARS or len(message.cache_salt) > MAX_NAME_CHARS
         if is_name_too_long or key in self._sessions or len(self._sessions) >= self.config.max_sessions:
             return
-        self._add_opened(key, message)
+        self._add(Session(key, message, self.max_length, None, self._adapter(message.adapter)))
 
-    def _add_opened(self, key: SessionKey, message: Open, fork_parent: SessionKey | None = None) -> None:
-        digest = self.model.adapters.get(message.adapter, "")
-        session = Session(key, message, self.max_length, fork_parent, digest)
-        self._add(session)
-        if message.adapter and not digest:
-            self._set_error(session, SessionError("invalid", f"there is no adapter {message.adapter!r:.100}"))
+    def _adapter(self, name: str) -> str:
+        """The id of the adapter that has a name now; "": the model alone, or no adapter has it."""
+        return self.model.adapters.get(name, "")
 
     def enqueue(self, client: ClientId, message: SessionInstruction) -> None:
         """Queues an instruction, which runs after those before it in its session."""
@@ -338,13 +335,14 @@ class SessionManager:
             self.calls.finish_generation(request, finish_info)
 
     def _register_children(self, parent: Session, message: Fork) -> None:
-        opened = parent.open_message
+        opened, adapter = parent.open_message, parent.seq.namespace.adapter  # its name may be another one's by now
         if message.adapter is not None:
             opened = msgspec.structs.replace(opened, adapter=message.adapter)
+            adapter = self._adapter(message.adapter)
         for child in message.children[:MAX_FORK_CHILDREN]:  # others are not opened, so that calls in them fail
             key = SessionKey(parent.key.client, child)
             if key not in self._sessions and len(self._sessions) < self.config.max_sessions:
-                self._add_opened(key, opened, parent.key)
+                self._add(Session(key, opened, self.max_length, parent.key, adapter))
 
     def _materialize_fork(self, parent: Session, message: Fork) -> list[Session]:
         """Gives the children of a fork the parent's text, sharing its pages."""
@@ -369,6 +367,11 @@ class SessionManager:
     def _add(self, session: Session) -> None:
         self._sessions[session.key] = session
         self._programs[session.owner.program_id] += 1
+        name, adapter = session.open_message.adapter, session.seq.namespace.adapter
+        if adapter and self._adapters is not None:
+            self._adapters.count_session(adapter, 1)
+        elif name:
+            self._set_error(session, SessionError("invalid", f"there is no adapter {name!r:.100}"))
 
     def _set_error(self, session: Session, error: SessionError) -> None:
         session.error = session.error or error
@@ -387,6 +390,8 @@ class SessionManager:
                     self._set_error(child, SessionError("aborted", reason))
         self.cache.free(session.seq)
         if self._sessions.pop(session.key, None) is not None:
+            if session.seq.namespace.adapter and self._adapters is not None:
+                self._adapters.count_session(session.seq.namespace.adapter, -1)
             program_id = session.owner.program_id
             self._programs[program_id] -= 1
             if not self._programs[program_id]:

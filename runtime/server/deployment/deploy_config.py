@@ -34,8 +34,9 @@ Replicas = Annotated[int, Meta(ge=1, le=MAX_REPLICAS)]
 MIN_SECONDS = 0.001  # of settings that must be above 0
 DRAIN_TIMEOUT_S = 60.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# A device and the number of replicas are resources of Ray here, and replicas cannot share one file that they write.
-NOT_HERE = ("replicas", "device", "constraint-file")
+# A device and the number of replicas are resources of Ray here, replicas cannot share one file that they write, and
+# have no adapters.
+NOT_HERE = ("replicas", "device", "constraint-file", "max-loras")
 ENGINE_KEYS = {name: option for name, option in MODEL_OPTIONS.items() if name not in NOT_HERE}
 
 

@@ -36,7 +36,7 @@ class ModelOption:
     @property
     def setting(self) -> str:
         """A field of `EngineConfig`, or "replicas"."""
-        return {"compile_deadline": "compile_deadline_s", "kv_memory_gb": "kv_memory_bytes"}.get(self.dest, self.dest)
+        return _SETTINGS.get(self.dest, self.dest)
 
     def parse(self, text: str) -> Any:
         """Returns the setting's value from a text. Raises InputError, which begins with the name."""
@@ -64,6 +64,11 @@ class ModelOption:
         return int(value * 2**30)
 
 
+_SETTINGS = {
+    "compile_deadline": "compile_deadline_s",
+    "kv_memory_gb": "kv_memory_bytes",
+    "max_loras": "max_adapters",
+}
 _OPTIONS = (
     ModelOption("device", "auto, cpu, cuda, ..., with --replicas a list of them; default: auto"),
     ModelOption("replicas", "runtimes of the model, on which requests are placed by cached prefix", int, "N"),
@@ -75,6 +80,7 @@ _OPTIONS = (
     ModelOption("deterministic", "answers do not depend on other requests; slower", bool),
     ModelOption("compile-deadline", "seconds for a constraint to compile, or it is refused; default: 2", float, "S"),
     ModelOption("constraint-file", "of the constraints used last, for the next start; default: none", metavar="FILE"),
+    ModelOption("max-loras", "adapters held at once; default: all, up to 4 GiB of files", int, "N", is_memory=True),
     ModelOption("context-length", "tokens of a request; default: the model's own", int, "N", is_memory=True),
     ModelOption("kv-dtype", "int8, or fp8 on a GPU, halve its memory", choices=get_args(KvDtype), is_memory=True),
     ModelOption("kv-memory-gb", "for the KV cache; default: by the free memory", float, "GB", is_memory=True),

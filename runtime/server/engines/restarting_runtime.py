@@ -14,6 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.runtime.errors import NotRestarted, PlaitError
@@ -56,6 +57,7 @@ class RestartingRuntime:
     ) -> None:
         self._model_path, self._settings, self._stuck_after_s = model_path, settings, stuck_after_s
         self._on_start, self._on_unresponsive, self.name = on_start, on_unresponsive, name
+        self._loaded_paths = set[str]()  # of adapters that were not among the first runtime's
         self._runtime = self._start(meanwhile)
         self._ready_at = time.monotonic()
         self._max_restarts, self._num_in_a_row, self.num_restarts = max_restarts, 0, 0
@@ -85,6 +87,13 @@ class RestartingRuntime:
         """The directory of the current runtime, as `Runtime.address`."""
         return self._runtime.address
 
+    def keep_adapter(self, name: str, path: str | None) -> None:
+        """Gives an adapter to the runtimes that replace this one, if its file is there; None takes it from them."""
+        others = {other: kept for other, kept in (self._settings.get("adapters") or {}).items() if other != name}
+        self._settings = {**self._settings, "adapters": others if path is None else {**others, name: path}}
+        if path is not None:
+            self._loaded_paths.add(path)
+
     def attach_to_loop(self) -> None:
         """Lets the running event loop do the I/O of this runtime and its replacements. Call it in that loop."""
         self._loop = asyncio.get_running_loop()
@@ -107,6 +116,11 @@ class RestartingRuntime:
 
     def _start(self, meanwhile: Callable[[], object] | None = None) -> Runtime:
         settings = {"progress": self._log_progress, **self._settings}
+        if self._loaded_paths:
+            adapters = settings["adapters"].items()
+            settings["adapters"] = {
+                name: path for name, path in adapters if path not in self._loaded_paths or Path(path).exists()
+            }
         runtime = Runtime(self._model_path, meanwhile=meanwhile, **settings)
         runtime.client.set_liveness_check(LIVENESS_INTERVAL_S, self._stuck_after_s)
         try:

@@ -23,6 +23,7 @@ TIMER_S = 0.002  # by which a timer may fire early
 WITHOUT_PLACE = frozenset(
     {
         *("/abort_request", "/concate_and_append_request", "/flush_cache"),
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
         *("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens", "/api/show"),
     }
 )

@@ -67,7 +67,9 @@ def adapters_of(draw, num_outputs):
 def updates_of(adapters, num_outputs, product, slots):
     """The updates of rows with these slots, and what keeps their memory alive."""
     layers = [[[updates if i == product else [] for i in range(kernel_types.NUM_PRODUCTS)]] for updates in adapters]
-    packed = CpuAdapters(layers, [[num_outputs] * kernel_types.NUM_PRODUCTS])
+    packed = CpuAdapters([[num_outputs] * kernel_types.NUM_PRODUCTS], len(layers))
+    for slot, layer in enumerate(layers):
+        packed.place(slot, packed.pack(layer))
     terms = np.zeros((len(slots), packed.num_terms), np.float32)
     slots = np.array(slots, np.int32)
     return RowUpdates(slots, packed.table, product, kernel_types.NUM_PRODUCTS, terms), packed

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from tool_examples import call_text
 from trip_program import add, trip
 
 import plait
-from plait import assistant, gen, system, user
+from plait import assistant, gen, select, system, user
 from plait.runtime.errors import CallFailed
-from plait.runtime.messages import Generate
+from plait.runtime.messages import Fork, Generate
 from plait.testing import Recording, Replay, ReplayMismatch, ScriptError, recorded
 
 
@@ -123,3 +124,24 @@ def test_tool_calls_replay(backend, tmp_path):
         with recorded(tmp_path / "agent.jsonl"):
             state = agent.run()
         assert state["step"].arguments == {"a": 1, "b": 2} and state["answer"] == "3."
+
+
+@plait.function
+def two_adapters(s, second):
+    s += "a" + gen("first", max_tokens=2, adapter="one")
+    s += gen("second", max_tokens=2, adapter=second) + select("third", ["x", "y"])
+
+
+def test_calls_are_told_apart_by_their_adapter(backend, tmp_path):
+    backend.client.model = msgspec.structs.replace(backend.client.model, adapters={"one": "00", "two": "01"})
+    path = tmp_path / "adapters.jsonl"
+    with Recording(path):
+        recorded_state = two_adapters.run("two")
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    assert [line.get("adapter") for line in lines] == ["one", "two", None]
+    assert [request.adapter for request in backend.scheduler.sent(Fork)] == ["one", "two", ""]
+    with Replay(path):
+        assert two_adapters.run("two").text() == recorded_state.text()
+    phrase = "adapter: recorded 'two', now None"
+    with pytest.raises(ReplayMismatch, match=phrase), Replay(path), pytest.raises(plait.ProgramError, match=phrase):
+        two_adapters.run("")

@@ -71,7 +71,7 @@ def test_adapters_and_models_may_each_be_gguf_files(family, variant, tmp_path):
     tokens, digests = text(30, 0), []
     for base in ("base.gguf", "base") if family != "mistral" else ["base.gguf"]:  # as GGUF it is a "llama"
         ours = runner(tmp_path / base, weights="bf16", adapters=adapters)
-        digests += ours.adapters.values()
+        digests += ours.adapter_pool.names.values()
         for name in adapters:
             (logits,) = run_with(ours, [(tokens, range(30), 0, 30, 0, name)])
             assert_close(logits, transformers_logits(merged, tokens))

@@ -15,11 +15,11 @@ from tiny_adapters import make_adapter, write_gguf_adapter
 from tiny_hf_models import randomized, runner, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from plait.runtime.adapters import load
 from plait.runtime.adapters.adapter import LowRankUpdate
+from plait.runtime.adapters.load import open_adapter
 from plait.runtime.config import engine_config
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound
-from plait.runtime.weights.checkpoint import open_checkpoint
+from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 SIZES = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=97)
@@ -43,7 +43,8 @@ def config(saved):
 
 
 def load_adapters(paths, config):
-    return list(load.load_adapters(paths, config, {}))
+    shapes = expected_shapes(config)
+    return [open_adapter(name, path, config, shapes).read() for name, path in paths.items()]
 
 
 def changed(saved, folder, fields=None, tensors=None):
@@ -178,7 +179,7 @@ def test_patterns_for_every_module_of_a_deep_model_are_read_fast(saved, config, 
 
 def test_numbers_of_an_adapter_are_not_kept_once_they_are_packed(saved):
     ours = runner(saved / "base", adapters={"mine": str(saved / "peft"), "again": str(saved / "adapter.gguf")})
-    assert list(ours.adapters) == ["mine", "again"]
+    assert list(ours.adapter_pool.names) == ["mine", "again"]
     gc.collect()
     assert not [kept for kept in gc.get_objects() if isinstance(kept, LowRankUpdate)]
 

@@ -10,11 +10,13 @@ import functools
 import itertools
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import torch
 
 from plait.constrained import Vocabulary
 from plait.runtime.config import engine_config
+from plait.runtime.executor.batch_arrays import adapter_slots
 from plait.runtime.executor.runner import SUM_QUANTUM
 from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Failed, Finished, Generate, Tokens, Welcome
 from plait.runtime.sampling.sampler import Sampler
@@ -69,7 +71,8 @@ class ChainRunner:
 
     num_saved_reads = 0
 
-    def __init__(self, num_pages: int, max_batch_tokens: int) -> None:
+    def __init__(self, num_pages: int, max_batch_tokens: int, adapter_pool=None) -> None:
+        self.adapter_pool = adapter_pool
         self.num_pages, self.max_batch_tokens = num_pages, max_batch_tokens
         self.kv = [-1] * num_pages
         self.num_computed = 0
@@ -77,6 +80,8 @@ class ChainRunner:
         self.batches: list[list[tuple[int, int]]] = []
 
     def forward(self, batch) -> torch.Tensor:
+        if self.adapter_pool is not None:
+            adapter_slots(batch, self.adapter_pool.slots)  # raises for one that is not resident
         if self.fail_when(batch):
             for scheduled in batch.rows:  # half-written garbage
                 for page in scheduled.request.seq.pages.view()[scheduled.start : scheduled.start + scheduled.count]:
@@ -197,17 +202,20 @@ def make_engine_loop(
     grammars=None,
     pooling=None,
     tokens=None,
+    adapter_pool=None,
     **settings,
 ):
     """Returns (engine_loop, transport, runner). Cache integrity is checked after every step.
 
     `pooling`: how embeddings are pooled; None for a model without embeddings. `tokens`: another vocabulary.
     """
-    transport, runner = ListTransport(), ChainRunner(pages, batch_tokens)
+    transport, runner = ListTransport(), ChainRunner(pages, batch_tokens, adapter_pool)
     embeddings = EmbeddingInfo(VOCAB, pooling, True) if pooling else None
     welcome = Welcome(
         PROTOCOL, "", VOCAB, min(pages, context or pages), 0, embeddings, "" if embeddings else "it says nothing"
     )
+    if adapter_pool is not None:
+        welcome = msgspec.structs.replace(welcome, adapters=dict(adapter_pool.names))
     config = engine_config(max_batch_rows=rows, check_integrity=True, **settings)
     engine_loop = EngineLoop(
         config, welcome, runner, Sampler(), tokens or vocabulary(), ReadyCompiler(grammars), transport

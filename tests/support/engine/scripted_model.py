@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class ScriptedRunner:
     """A Runner with the sizes of `runner`. Its hidden states are the logits [n, V] themselves."""
 
     num_saved_reads = 0
-    adapters: ClassVar[dict[str, str]] = {}
+    adapter_pool = None
 
     def __init__(self, runner: Any, model_path: Path, script: Script) -> None:
         self.num_pages, self.max_batch_tokens = runner.num_pages, runner.max_batch_tokens

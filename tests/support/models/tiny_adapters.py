@@ -40,7 +40,7 @@ def make_adapter(model, folder, seed, **settings):
 
 def run_with(runner, rows):
     """`tiny_hf_models.run` of rows that each have the name of an adapter at the end; "" is none."""
-    digests = {"": "", **runner.adapters}
+    digests = {"": "", **runner.adapter_pool.names}
     return run(runner, [row[:-1] for row in rows], [CacheNamespace(adapter=digests[row[-1]]) for row in rows])
 
 

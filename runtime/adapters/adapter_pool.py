@@ -1,0 +1,260 @@
+"""The adapters of a runtime: all that calls may name, and those that are resident, each in a slot of the model's.
+
+Files are read in a thread of low priority. All else runs in the scheduler's thread, between steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from plait.host.background_calls import BackgroundCalls
+from plait.runtime.adapters.adapter import Adapter
+from plait.runtime.adapters.load import AdapterFiles, OpenAdapter, open_adapter, reopen_adapter
+from plait.runtime.errors import InputError, ModelError, PlaitError
+from plait.runtime.models.config import ModelConfig
+from plait.runtime.weights.checkpoint import expected_shapes
+
+MAX_RESIDENT_BYTES = 4 << 30  # of the files of resident adapters, where no number is set
+SMALL_BYTES = 16 << 20  # smaller files count as so many
+MAX_NAMES = 1 << 16
+NICENESS = 5  # of the thread that reads
+
+
+class AdapterSlots(Protocol):
+    """Where a decoder has its adapters."""
+
+    def prepare(self, adapter: Adapter) -> Any:
+        """The adapter as `place` takes it; called in any thread."""
+
+    def place(self, slot: int, adapter: Any) -> None:
+        """Sets the adapter of a slot, which no step uses; None empties it."""
+
+
+class Loaded(NamedTuple):
+    """The end of `AdapterPool.begin_load`. adapter: its id. error: why it is not resident."""
+
+    adapter: str
+    error: PlaitError | None
+
+
+class Registered(NamedTuple):
+    """The end of `AdapterPool.begin_register`. key: the caller's. error: why nothing has changed."""
+
+    key: Any
+    error: PlaitError | None
+
+
+class _Read(NamedTuple):
+    """What the thread has read. adapter: its id. prepared: for `AdapterSlots.place`."""
+
+    adapter: str
+    files: AdapterFiles
+    prepared: Any
+
+
+class _Registration(NamedTuple):
+    """As the arguments of `begin_register`."""
+
+    key: Any
+    name: str
+    path: str
+    replace: bool
+
+
+class AdapterPool:
+    """Adapters have ids of 32 hexadecimal digits. That of an adapter that was read when it was named is the digest of
+    its numbers, that of another one the identity of its files, which may not change then. So texts computed with equal
+    ids were computed with equal numbers.
+
+    paths: name -> folder or file. If there are at most as many as slots, all are read now; else the headers only.
+    make_slots: returns so many slots. Raises InputError and ModelError.
+
+    names: name -> id. slots: id -> slot of the resident ones, least recently used first.
+    """
+
+    def __init__(
+        self, config: ModelConfig, paths: Mapping[str, str], num_slots: int, make_slots: Callable[[int], AdapterSlots]
+    ) -> None:
+        self._config, self._shapes = config, expected_shapes(config)
+        self.names: dict[str, str] = {}
+        self.slots: dict[str, int] = {}
+        opened = {name: open_adapter(name, path, config, self._shapes) for name, path in paths.items()}
+        sizes = [adapter.files.num_bytes for adapter in opened.values()]
+        self.num_slots = num_slots or _num_slots(sizes)
+        is_partial = len(opened) > self.num_slots
+        num_empty = self.num_slots if is_partial else self.num_slots - len(opened)
+        self.missing_bytes = max(sizes, default=SMALL_BYTES) * num_empty  # of adapters that come later
+        self._device = make_slots(self.num_slots)
+        self._free = list(reversed(range(self.num_slots)))
+        self._files: dict[str, AdapterFiles] = {}  # of named adapters, and of those that sessions still have
+        self._num_uses, self._num_sessions = Counter[str](), Counter[str]()  # names and sessions; sessions
+        self._calls: BackgroundCalls[_Registration | str, _Read | PlaitError] | None = None
+        self._registrations: deque[_Registration] = deque()
+        self._running: _Registration | str | None = None  # what the thread reads
+        for name, adapter in opened.items():
+            if is_partial:
+                self._name(name, adapter.files.identity, adapter.files)
+            else:
+                self._add(name, self._read(adapter))
+
+    # -- names --------------------------------------------------------------------------------------
+
+    def begin_register(self, key: Any, name: str, path: str, replace: bool) -> None:
+        """Begins to read an adapter under a name, which another one has only with `replace`. `collect` tells the end.
+
+        Calls that began with the adapter that had the name before end with that one. Raises InputError.
+        """
+        self._check_name(name, replace)
+        self._registrations.append(_Registration(key, name, path, replace))
+        self._begin_next()
+
+    def unregister(self, name: str) -> None:
+        """Takes the name from an adapter; sessions that have it keep it. Raises InputError."""
+        if name not in self.names:
+            raise InputError(f"there is no adapter {name!r:.100}", field="lora_name")
+        self._count_use(self.names.pop(name), -1)
+
+    def count_session(self, adapter: str, number: int) -> None:
+        """Counts a session that has an adapter (1), or has it no longer (-1)."""
+        self._num_sessions[adapter] += number
+        self._count_use(adapter, number)
+
+    def may_evict(self, adapter: str) -> bool:
+        """Whether the adapter could be read again. One without a name is kept for the sessions that have it."""
+        return self._num_uses[adapter] > self._num_sessions[adapter]
+
+    def _count_use(self, adapter: str, number: int) -> None:
+        """Counts a name or a session of an adapter; without any it is forgotten."""
+        self._num_uses[adapter] += number
+        if not self._num_uses[adapter]:
+            del self._num_uses[adapter], self._num_sessions[adapter], self._files[adapter]
+            if adapter in self.slots:
+                self.evict(adapter)
+
+    def _check_name(self, name: str, replace: bool) -> None:
+        if name in self.names and not replace:
+            raise InputError(f"the adapter {name!r:.100} has already been loaded", field="lora_name")
+        if len(self.names) >= MAX_NAMES:
+            raise InputError(f"there are {MAX_NAMES} adapters already")
+
+    def _add(self, name: str, read: _Read) -> None:
+        """Gives a name to an adapter that was read, and a slot if one is free."""
+        before = self.names.get(name)
+        self._name(name, read.adapter, read.files)
+        if read.adapter not in self.slots and self._free:
+            self._place(read.adapter, self._free.pop(), read.prepared)
+        if before is not None:
+            self._count_use(before, -1)
+
+    def _name(self, name: str, adapter: str, files: AdapterFiles) -> None:
+        self.names[name], self._files[adapter] = adapter, files
+        self._count_use(adapter, 1)
+
+    # -- residence ----------------------------------------------------------------------------------
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all adapters are resident."""
+        return len(self.slots) == len(self._files)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the thread is busy."""
+        return self._running is not None
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether an adapter can be read without taking another one's slot."""
+        return bool(self._free)
+
+    def touch(self, adapter: str) -> None:
+        """Notes that a step uses a resident adapter."""
+        self.slots[adapter] = self.slots.pop(adapter)
+
+    def begin_load(self, adapter: str) -> None:
+        """Begins to read an adapter that is not resident, into a free slot. The thread must be idle."""
+        assert self._running is None and self._free
+        files = self._files[adapter]
+        self._start(adapter, lambda: self._read(reopen_adapter(files, self._config, self._shapes), adapter))
+
+    def evict(self, adapter: str) -> None:
+        """Frees the slot of an adapter that no running request has."""
+        slot = self.slots.pop(adapter)
+        self._device.place(slot, None)
+        self._free.append(slot)
+
+    def collect(self) -> list[Loaded | Registered]:
+        """What has ended since the last call."""
+        ended: list[Loaded | Registered] = []
+        for job, read in self._calls.collect() if self._calls is not None else ():
+            self._running = None
+            if isinstance(job, _Registration):
+                ended.append(Registered(job.key, self._finish(job, read)))
+            else:
+                if isinstance(read, _Read) and job in self._files and self._free:
+                    self._place(job, self._free.pop(), read.prepared)
+                ended.append(Loaded(job, read if isinstance(read, PlaitError) else None))
+        self._begin_next()
+        return ended
+
+    def filenos(self) -> list[int]:
+        """The descriptors that are readable when there is something to `collect`."""
+        return [] if self._calls is None else [self._calls.fileno()]
+
+    def close(self) -> None:
+        """Forgets what the thread reads."""
+        if self._calls is not None:
+            self._calls.close()
+
+    def _finish(self, job: _Registration, read: _Read | PlaitError) -> PlaitError | None:
+        """Names what was read, unless the name was taken meanwhile."""
+        if isinstance(read, PlaitError):
+            return read
+        try:
+            self._check_name(job.name, job.replace)
+        except InputError as error:
+            return error
+        self._add(job.name, read)
+        return None
+
+    def _place(self, adapter: str, slot: int, prepared: Any) -> None:
+        self._device.place(slot, prepared)
+        self.slots[adapter] = slot
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def _begin_next(self) -> None:
+        """Begins the next registration if the thread is idle."""
+        if self._registrations and self._running is None:
+            job = self._registrations.popleft()
+            self._start(job, lambda: self._open_and_read(job))
+
+    def _start(self, job: _Registration | str, read: Callable[[], _Read]) -> None:
+        def guarded() -> _Read | PlaitError:
+            try:
+                return read()
+            except PlaitError as error:
+                return error
+            except Exception as error:
+                return ModelError(f"the adapter could not be read ({type(error).__name__}: {error!s:.200})")
+
+        self._running = job
+        self._calls = self._calls or BackgroundCalls(NICENESS)
+        self._calls.begin(job, guarded)
+
+    def _open_and_read(self, job: _Registration) -> _Read:
+        return self._read(open_adapter(job.name, job.path, self._config, self._shapes))
+
+    def _read(self, opened: OpenAdapter, adapter: str = "") -> _Read:
+        """Reads an adapter. adapter: its id; "" is the digest of its numbers."""
+        read = opened.read()
+        return _Read(adapter or read.digest(), opened.files, self._device.prepare(read))
+
+
+def _num_slots(sizes: list[int]) -> int:
+    """As many as fit into MAX_RESIDENT_BYTES."""
+    if sum(sizes) <= MAX_RESIDENT_BYTES and sizes:
+        return len(sizes)
+    return max(1, MAX_RESIDENT_BYTES // max([SMALL_BYTES, *sizes]))

@@ -1,0 +1,77 @@
+"""Waiting requests whose adapter is not resident: which adapter is read next, and into whose slot.
+
+A request waits until its adapter is resident, while others run. The adapter of the first of them, in the order of
+`WaitingOrder`, is read next. It gets
+- a free slot, or that of the adapter used longest ago that no running request has, nor a waiting one that comes first;
+- else, where it comes before all that could start, the slot with the fewest running requests once they have ended: no
+  further request starts with that adapter;
+- at once that of a tenant which must give up a row to the tenant of the request by the rules of `Fairness`, as long as
+  no other tenant has requests with that adapter. They are paused.
+"""
+
+from __future__ import annotations
+
+from plait.runtime.adapters.adapter_pool import AdapterPool
+from plait.runtime.batch.request import Request
+from plait.runtime.scheduler.policy.fairness import Queue
+from plait.runtime.scheduler.policy.rows import Rows
+from plait.runtime.scheduler.policy.waiting_order import WaitingOrder
+
+
+class AdapterTurns:
+    """Decides for the requests of `rows`, once a step."""
+
+    def __init__(self, rows: Rows, order: WaitingOrder, pool: AdapterPool) -> None:
+        self._rows, self._order, self._pool = rows, order, pool
+
+    def begin_step(self, now: float) -> None:
+        """Begins to read an adapter if one is needed and may have a slot."""
+        rows, pool = self._rows, self._pool
+        rows.held_back = ""
+        users: dict[str, list[Request]] = {}  # of each resident adapter
+        for request in (*rows.isolated, *rows.running):
+            adapter = request.seq.namespace.adapter
+            if adapter in pool.slots:
+                users.setdefault(adapter, []).append(request)
+        for adapter in users:
+            pool.touch(adapter)
+        if pool.is_complete or pool.is_reading:
+            return
+        first = self._order.first(request for request in rows.waiting if not rows.is_resident(request))
+        if first is not None and self._has_slot_for(first, users, now):
+            pool.begin_load(first.seq.namespace.adapter)
+
+    def _has_slot_for(self, first: Request, users: dict[str, list[Request]], now: float) -> bool:
+        """Frees a slot for a request's adapter if that is possible."""
+        pool = self._pool
+        if pool.has_free_slot:
+            return True
+        startable = self._order.best_first()
+        earlier = {r.seq.namespace.adapter for r in startable if self._order.comes_before(r, first)}
+        unused = (adapter for adapter in pool.slots if adapter not in users and pool.may_evict(adapter))
+        victim = next((adapter for adapter in unused if adapter not in earlier), None)
+        if victim is None and not self._rows.isolated:
+            victim = self._pause_users(first, users, now)
+        if victim is not None:
+            pool.evict(victim)
+            return True
+        if all(self._order.comes_before(first, request) for request in startable):
+            evictable = [adapter for adapter in users if pool.may_evict(adapter)]
+            self._rows.held_back = min(evictable, key=lambda adapter: len(users[adapter]), default="")
+        return False
+
+    def _pause_users(self, first: Request, users: dict[str, list[Request]], now: float) -> str | None:
+        """Pauses the requests with an adapter of a tenant that gives up a row to that of `first`; None if there is
+        none."""
+        fairness, rows = self._rows.fairness, dict[Queue, list[Request]]()
+        for adapter, requests in users.items():
+            queues = {fairness.queue(request) for request in requests}
+            if len(queues) == 1 and self._pool.may_evict(adapter):
+                rows.setdefault(queues.pop(), []).extend(requests)
+        giver = fairness.giver(fairness.queue(first), rows, now)
+        if giver is None:
+            return None
+        adapter = giver.seq.namespace.adapter
+        for request in users[adapter]:
+            self._rows.pause(request)
+        return adapter

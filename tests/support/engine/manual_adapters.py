@@ -1,0 +1,74 @@
+"""An `AdapterPool` whose files are names, and whose thread is a list that the test works through."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+from types import SimpleNamespace
+
+from plait.runtime.adapters import adapter_pool
+from plait.runtime.adapters.load import AdapterFiles, OpenAdapter
+from plait.runtime.errors import InputError
+
+
+def identity(path):
+    return blake2b(str(path).encode(), digest_size=16).hexdigest()
+
+
+class ManualCalls:
+    """In place of `BackgroundCalls`. `delay`: how often `collect` is called before a call has ended."""
+
+    def __init__(self, delay):
+        self.delay, self.begun, self._running = delay, [], []
+
+    def begin(self, key, call):
+        self.begun.append(key)
+        self._running.append([self.delay, key, call])
+
+    def collect(self):
+        for entry in self._running:
+            entry[0] -= 1
+        done = [entry for entry in self._running if entry[0] < 0]
+        self._running = [entry for entry in self._running if entry[0] >= 0]
+        return [(key, call()) for _, key, call in done]
+
+    def fileno(self):
+        return -1
+
+    def close(self):
+        pass
+
+
+class ManualSlots:
+    """In place of a decoder's: the adapters that were placed, by slot."""
+
+    def __init__(self, num_slots):
+        self.placed = [None] * num_slots
+
+    def prepare(self, adapter):
+        return adapter.name
+
+    def place(self, slot, adapter):
+        self.placed[slot] = adapter
+
+
+def manual_pool(monkeypatch, names, num_slots, delay=2):
+    """A pool of adapters, and its calls. A path that begins with "broken" cannot be read."""
+
+    def opened(name, path, config=None, shapes=None):
+        def read():
+            if str(path).startswith("broken"):
+                raise InputError(f"the adapter {name!r} is broken")
+            return SimpleNamespace(name=name, digest=lambda: identity(path))
+
+        files = AdapterFiles(name, Path(path), identity(path), 1)
+        return SimpleNamespace(files=files, read=read)
+
+    assert {"files", "read"} <= set(dir(OpenAdapter))
+    calls = ManualCalls(delay)
+    monkeypatch.setattr(adapter_pool, "expected_shapes", lambda config: {})
+    monkeypatch.setattr(adapter_pool, "open_adapter", opened)
+    monkeypatch.setattr(adapter_pool, "reopen_adapter", lambda files, *_: opened(files.name, files.path))
+    monkeypatch.setattr(adapter_pool, "BackgroundCalls", lambda niceness: calls)
+    pool = adapter_pool.AdapterPool(None, {name: name for name in names}, num_slots, ManualSlots)
+    return pool, calls
