@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from fractions import Fraction
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -41,13 +41,13 @@ def accepted_texts(grammar: Grammar, max_length: int = 5) -> set[str]:
 
 def texts_within(schema: dict[str, Any], wholes: range, max_length: int = 5) -> set[str]:
     """All numbers of up to `max_length` characters, with whole parts in `wholes`, valid by exact arithmetic."""
-    bounds = {name: Fraction(str(schema[name])) for name in BOUNDS if name in schema}
-    step = Fraction(str(schema.get("multipleOf", 0)))
+    bounds = {name: Decimal(str(schema[name])) for name in BOUNDS if name in schema}
+    step = Decimal(str(schema.get("multipleOf", 0)))
     found = set()
     for sign, whole, size in itertools.product(("", "-"), wholes, range(max_length - 1)):
         for digits in itertools.product("0123456789", repeat=size):
             text = f"{sign}{whole}{'.' if size else ''}{''.join(digits)}"
-            value = Fraction(text)
+            value = Decimal(text)
             if (
                 len(text) <= max_length
                 and bounds.get("minimum", value) <= value <= bounds.get("maximum", value)
