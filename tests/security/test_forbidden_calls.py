@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ FORBIDDEN_NAMES = {"eval", "exec"}
 FORBIDDEN_ATTRIBUTES = {"torch.load", "yaml.load", "np.load", "numpy.load", "pd.read_pickle", "pandas.read_pickle"}
 CALLED_NAMES = {name.rpartition(".")[2] for name in FORBIDDEN_NAMES | FORBIDDEN_ATTRIBUTES}  # the last part of each
 FORBIDDEN_ARGUMENTS = {"trust_remote_code", "allow_pickle"}
+NAMED = re.compile(rf"\b({'|'.join(sorted(FORBIDDEN_MODULES | CALLED_NAMES | FORBIDDEN_ARGUMENTS))})\b")
 
 
 def source_files() -> list[Path]:
@@ -29,7 +32,9 @@ def source_files() -> list[Path]:
 
 
 def findings(source: str) -> Iterator[str]:
-    """What `source` imports or calls that could run code from data."""
+    """What `source` imports or calls that could run code from data. A file without one of the names is not parsed."""
+    if not NAMED.search(unicodedata.normalize("NFKC", source)):  # as Python reads names
+        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -52,9 +57,10 @@ def findings(source: str) -> Iterator[str]:
                     yield f"passes {keyword.arg}"
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_loads_code_from_data(path: Path) -> None:
-    assert list(findings(path.read_text("utf-8"))) == []
+def test_no_file_loads_code_from_data() -> None:
+    found = {str(path.relative_to(ROOT)): list(findings(path.read_text("utf-8"))) for path in source_files()}
+    assert len(found) > 1000
+    assert {path: problems for path, problems in found.items() if problems} == {}
 
 
 def test_every_folder_is_searched() -> None:
@@ -68,7 +74,7 @@ def test_every_folder_is_searched() -> None:
     [
         *("import pickle", "from pickle import loads", "import dill.detect", "from torch import load"),
         *("eval('1')", "builtins.exec('x')", "torch.load('x')", "np.load('x')"),
-        *("AutoModel.from_pretrained('x', trust_remote_code=True)", "f(allow_pickle=flag)"),
+        *("ｅｖａｌ('1')", "AutoModel.from_pretrained('x', trust_remote_code=True)", "f(allow_pickle=flag)"),
     ],
 )  # fmt: skip
 def test_forbidden_calls_are_found(source: str) -> None:
