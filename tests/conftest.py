@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from example_share import ARE_REPEATABLE, share_of
+from first_imports import ARE_NOT_COMPILED, import_compiling_once, note_whether_compiled
 from slow_files import left_out_of_quick, slow_files
 
 with contextlib.suppress(ImportError):  # tests/gpu also runs where Hypothesis is not installed
@@ -35,6 +36,15 @@ LEFT_OUT = left_out_of_quick() if os.environ.get("PLAIT_QUICK") else set()
 MIN_EXAMPLES = 10  # of a property test that asks for as many
 
 gc.disable()  # until the tests are collected: what is imported before lives as long as the process
+
+
+def pytest_configure() -> None:
+    """In a fresh clone the workers share the work of compiling what they import."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        note_whether_compiled()
+    elif ARE_NOT_COMPILED in os.environ:
+        import_compiling_once(worker)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
