@@ -262,8 +262,8 @@ class _Automaton:
     ) -> set[Conjunction]:
         """`_advance` for a sequence: its partial derivative by the character (Antimirov 1996).
 
-        `seen`: the ids of the nodes of the sequences that led here without a character, where they began with a repeat;
-        they would only repeat its result. Hashing the nodes themselves takes most of the time.
+        `seen`: the sequences of repeats that led here without a character, by the ids of their nodes (hashes of nodes
+        would take most of the time); they would only repeat its result.
         """
         self._work += 1
         if self._work > MAX_DERIVATIVES:
@@ -355,10 +355,8 @@ def _single(sequence: Sequence) -> State:
 
 def _further_repeats(node: Node) -> Sequence:
     """Returns what is left of a repeat after one repetition."""
-    if node.high in (0, 1):
-        return ()
-    if node.low == 0 and node.high < 0:
-        return (node,)
+    if node.high in (0, 1) or (node.low == 0 and node.high < 0):
+        return (node,) if node.high < 0 else ()
     return (node._replace(low=max(0, node.low - 1), high=node.high - 1 if node.high > 0 else -1),)
 
 
