@@ -257,27 +257,34 @@ class _Automaton:
             return {frozenset()}
         return set() if frozenset() in rest else {frozenset((("not", rest),))}
 
-    def _derive(self, sequence: Sequence, position: Position, char: int, seen: frozenset[Sequence]) -> set[Conjunction]:
+    def _derive(
+        self, sequence: Sequence, position: Position, char: int, seen: frozenset[tuple[int, ...]]
+    ) -> set[Conjunction]:
         """`_advance` for a sequence: its partial derivative by the character (Antimirov 1996).
 
-        `seen`: the sequences that led here without a character; they would only repeat its result.
+        `seen`: the sequences of repeats that led here without a character, by the ids of their nodes (hashes of nodes
+        would take most of the time); they would only repeat its result.
         """
         self._work += 1
         if self._work > MAX_DERIVATIVES:
             raise GrammarError(TOO_MANY_STATES)
-        if not sequence or sequence in seen:
+        if not sequence:
             return set()
-        if sequence == (self._any_text,):
-            return {frozenset()}
         node, rest = sequence[0], sequence[1:]
-        seen = seen | {sequence}
+        if not rest and node == self._any_text:
+            return {frozenset()}
         match node.kind:
             case "chars":
-                is_all = rest == (self._any_text,)
-                return set() if char not in node.chars else {frozenset() if is_all else frozenset((rest,))}
+                if char not in node.chars:
+                    return set()
+                return {frozenset() if len(rest) == 1 and rest[0] == self._any_text else frozenset((rest,))}
             case "or":
                 return {case for arm in node.inner for case in self._derive((*arm, *rest), position, char, seen)}
             case "repeat":
+                key = tuple(map(id, sequence))
+                if key in seen:
+                    return set()
+                seen |= {key}
                 skipped = set() if node.low else self._derive(rest, position, char, seen)
                 return skipped | self._derive((*node.inner[0], *_further_repeats(node), *rest), position, char, seen)
             case "end":
@@ -348,8 +355,8 @@ def _single(sequence: Sequence) -> State:
 
 def _further_repeats(node: Node) -> Sequence:
     """Returns what is left of a repeat after one repetition."""
-    if node.high in (0, 1):
-        return ()
+    if node.high in (0, 1) or (node.low == 0 and node.high < 0):
+        return (node,) if node.high < 0 else ()
     return (node._replace(low=max(0, node.low - 1), high=node.high - 1 if node.high > 0 else -1),)
 
 

@@ -8,7 +8,7 @@ Early losses cost nothing, nor do losses behind tokens that are certain; many op
 The texts grow together by sequential Monte Carlo: those that may go on with little are replaced by copies of others.
 The sum over d only grows with a text, so the search is given up as soon as it is far beyond the limit for all of them.
 Where a text is known to need many more tokens, they are taken to lose half as much each as its last ones did: so
-[a-z]{300} is given up after some twenty tokens of it rather than after a hundred.
+[a-z]{300} is given up after some ten tokens of it rather than after a hundred.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Path: TypeAlias = tuple[int, ...]
 NUM_PROBES = 3  # with the best prefix of the search they are as many rows as it may have
 MARGIN = 3.0  # how far beyond the limit the estimate must be, as a logarithm
 EXPECTED_LOSS = 0.5  # of a token to come, as a part of what the later half of the tokens lost on average
-FORESEEN_FROM = 16  # tokens; the first ones lose more than those behind them
+FORESEEN_FROM, MANY_MISSING = 8, 32  # tokens of a text, and those that it needs beside, from which loss is foreseen
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Text:
         """Returns the logarithm of the estimated steps, where `mass` is allowed after the text, which needs about
         `num_missing` more tokens."""
         loss = self.losses[-1] - math.log(mass) if mass > 0.0 else math.inf
-        if len(self.path) >= FORESEEN_FROM and mass > 0.0:
+        if len(self.path) >= FORESEEN_FROM and num_missing >= MANY_MISSING and mass > 0.0:
             half = len(self.losses) // 2
             loss += EXPECTED_LOSS * num_missing * (loss - self.losses[half]) / (len(self.losses) - half)
         return float(np.logaddexp.reduce(np.minimum(self.surprises, loss - np.array(self.losses))))

@@ -13,7 +13,7 @@ from matchers import allowed_tokens, compile_in_process
 from schema_strategies import BYTE_VOCABULARY, EOS_ID
 
 from plait.constrained import Structural
-from plait.constrained.specs import Elements, JsonSchema, Trigger
+from plait.constrained.specs import Elements, JsonSchema, Notation, Trigger
 
 UNIQUE = {"type": "array", "uniqueItems": True, "items": {"enum": ["a", "b", 1]}}
 TAGS = {"type": "object", "properties": {"t": UNIQUE}, "additionalProperties": False}
@@ -93,6 +93,20 @@ def test_a_rolled_back_item_may_come_again() -> None:
     assert not matcher.accept(1 + ord("1"))
     matcher.rollback(3)
     assert all(matcher.accept(1 + byte) for byte in b"] }"[:1] + b"}</x>")
+
+
+def test_names_that_are_counted_do_not_come_twice_in_a_call() -> None:
+    counted = {"type": "object", "minProperties": 2, "additionalProperties": {"type": "integer"}}
+    texts = ['{"a": 1}', '{"a": 1, "a": 1}', '{"a": 1, "b": 1}', '{"a": 1, "b": 1, "a": 1}']
+    spec = Structural([("<x>", counted, "</x>")])
+    assert accepts(spec, *(f"<x>{text}</x> {{}} <x>{texts[2]}</x>" for text in texts)) == [False, False, True, False]
+    within = {"type": "object", "properties": {"o": counted}, "required": ["o"], "additionalProperties": False}
+    bare = Structural([Trigger("<x>", Notation(within, "<q>"), "</x>")], at_least=1, free_text=False)
+    assert accepts(bare, *(f"<x>{{o:{{{inner}}}}}</x>" for inner in ("a:1", "a:1,a:1", "a:1,b:1,c:1"))) == [
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("limit", [60])
