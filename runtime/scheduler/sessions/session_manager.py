@@ -9,7 +9,6 @@ from collections import Counter
 import msgspec
 
 from plait.constrained import CompilePool, CompileQueueFull, Grammar, GrammarError, Reasoning, Structural, Vocabulary
-from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, ProgramId
 from plait.runtime.config import EngineConfig
@@ -298,9 +297,7 @@ class SessionManager:
             request.has_free_text = isinstance(value_spec, Structural) and value_spec.free_text
             self.calls.submit_grammar(request, message.constraint)
             return
-        if not (params.logprobs or params.has_penalties):
-            # Verification of draft tokens returns no logprobs, and its penalties do not count earlier draft tokens.
-            request.ngram_proposer = NgramProposer()
+        self.batch_scheduler.drafter.begin(request)
         self.batch_scheduler.add(request)
 
     def _start_constrained(self, request: GenerationRequest, outcome: Grammar | GrammarError) -> None:
@@ -324,6 +321,7 @@ class SessionManager:
             self.calls.fail(request, VALUE_DOES_NOT_FIT, str(error))
             return
         if finish_info is None:
+            self.batch_scheduler.drafter.begin(request)
             self.batch_scheduler.add(request)
         else:
             self.calls.finish_generation(request, finish_info)
