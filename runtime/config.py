@@ -15,7 +15,7 @@ WeightFormat = Literal["auto", "as-stored", "bf16", "int8", "int4"]
 KvDtype = Literal["auto", "fp8", "int8"]
 ModelBackend = Literal["auto", "plait", "transformers"]
 SchedulingOrder = Literal["fair", "first-come"]
-DraftSource = Literal["prompt"]
+DraftSource = Literal["prompt", "earlier"]
 DEVICE_NAMES = "auto, cpu, cuda, cuda:N or mps"
 DeviceName = Annotated[
     str,
@@ -62,7 +62,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     adapters: LoRA adapters, name -> folder of peft (adapter_config.json, adapter_model.safetensors) or GGUF file; see
         docs/adapters.md.
     drafts: where draft tokens come from, several of which one step verifies, on a CPU: "prompt" repeats the call's own
-        text. Tokens change no more than they do with different requests in the batch.
+        text, "earlier" what calls of the same tenant, cache salt, adapter and constraint wrote before. Tokens change no
+        more than they do with different requests in the batch.
     prompt_lookup: False is `drafts=()`, whatever that is.
     token_healing: whether a call without the sampling parameter `token_healing` heals; see docs/constraints.md.
     check_integrity: verify the page accounting after every step (slow).

@@ -106,6 +106,7 @@ class GenerationRequest(Request):
         self.params = params
         self.seed = seed
         self.matcher: Matcher | None = None
+        self.constraint_hash = 0  # of the constraint and the text behind its value
         self.warnings: tuple[str, ...] = ()  # of the constraint
         self.has_free_text = False  # whether the constraint allows free text to end anywhere
         self.ticket: int | None = None  # of the grammar in the compile pool

@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from plait.runtime.arrays import IntArray
 
-PRIOR_WEIGHT = 4.0  # guesses that the rates of other texts count for at the beginning of a text
+PRIOR_WEIGHT = 8.0  # guesses that the rates of other texts count for at the beginning of a text
 TEXT_DECAY = 0.9  # factor on the counts of one text at each guess
 SHARED_DECAY = 0.99  # the same, of all texts of a namespace
 
@@ -60,8 +60,11 @@ class AcceptanceRates:
         self._total = [PRIOR_WEIGHT] * len(rates)
 
     def rate(self, level: int) -> float:
-        """Returns the share of guesses of a level that were right."""
-        return self._right[level] / self._total[level]
+        """Returns the share of guesses of a level that were right, as if one more had been wrong.
+
+        Of several guesses the one with the highest rate is taken, and that one is overestimated most often.
+        """
+        return self._right[level] / (self._total[level] + 1)
 
     def rates(self) -> list[float]:
         """Returns the rate of each level."""
@@ -95,6 +98,8 @@ class TextProposers:
         ]
         self._open: list[tuple[int, list[RatedGuess], int]] = []  # (position, its guesses, token of the draft or -1)
         self.cooldown = 0  # steps until it is due again
+        self.draft_cost = 0.0  # of the last step, if it had a draft, relative to a step without one
+        self._num_sampled, self._recent_tokens, self._recent_cost = 0, 1.0, 1.0
 
     def is_due(self) -> bool:
         """Whether to draft in this step. Called once a step; counts down the cooldown."""
@@ -102,6 +107,18 @@ class TextProposers:
             return True
         self.cooldown -= 1
         return False
+
+    def speed(self, num_sampled: int) -> float:
+        """Returns how many tokens the text lately got at the cost of one step without a draft. Called once a draft.
+
+        A token that a longer draft would add saves 1 / speed of a step only, because the next steps have drafts too.
+        num_sampled: the tokens sampled so far; each step without a draft samples one.
+        """
+        num_new = num_sampled - self._num_sampled
+        self._num_sampled, cost, self.draft_cost = num_sampled, self.draft_cost or num_new, 0.0
+        self._recent_tokens = TEXT_DECAY * self._recent_tokens + num_new
+        self._recent_cost = TEXT_DECAY * self._recent_cost + cost
+        return max(1.0, self._recent_tokens / self._recent_cost)
 
     def guesses(self, text: IntArray, forced_end: int) -> list[RatedGuess]:
         """Returns the guesses of all proposers, the one that is most often right first; see `Proposer.guesses`."""

@@ -229,6 +229,7 @@ class EngineLoop:
         elif isinstance(message, (Inspect, FlushCache)):
             if isinstance(message, FlushCache):
                 self.cache.flush(message.tenant)
+                self.batch_scheduler.drafter.flush(message.tenant)
             self.transport.send(client, self.status(message.call))
         elif isinstance(message, WatchBlocks):
             self.block_publisher.watch(client, message.snapshot, time.monotonic())

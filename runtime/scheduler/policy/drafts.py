@@ -16,6 +16,7 @@ from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.config import DraftSource
 from plait.runtime.drafts.draft import Draft
+from plait.runtime.drafts.earlier_texts import EarlierTexts, EarlierTextsProposer
 from plait.runtime.drafts.prompt_lookup import PromptLookup
 from plait.runtime.drafts.proposer import SHARED_DECAY, AcceptanceRates, Proposer, RatedGuess, TextProposers
 from plait.runtime.kv_cache.radix_node import CacheNamespace
@@ -25,7 +26,7 @@ from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 
 MAX_DRAFTING_TOKENS = 32  # sum of running requests and draft tokens in a step with drafts
 MAX_DRAFT_TOKENS = 24  # of one request
-MAX_NAMESPACES = 64  # whose rates are kept
+MAX_NAMESPACES = 64  # whose texts and rates are kept, those used last; half a MB each
 MAX_WALK_S = 0.005  # processor time after which a draft ends, for constraints whose masks take long
 
 # The cost of a draft token relative to a decode token, multiplied by sqrt(batch size): the larger the batch, the less
@@ -44,10 +45,12 @@ def _token_cost(num_running: int) -> float:
 
 
 class _Shared:
-    """What the texts of one namespace share: the rates of each proposer."""
+    """What the texts of one namespace share."""
 
     def __init__(self) -> None:
+        self.texts = EarlierTexts()
         self.lookup_rates = AcceptanceRates(PromptLookup.prior, SHARED_DECAY)
+        self.earlier_rates = AcceptanceRates(EarlierTextsProposer.prior, SHARED_DECAY)
 
 
 class Drafter:
@@ -62,14 +65,27 @@ class Drafter:
 
     def begin(self, request: GenerationRequest) -> None:
         """Gives a request its proposers. Values that are drawn as a whole (`exact`, `particles`) have no drafts."""
+        namespace = request.seq.namespace
         if not self._sources or request.params.samples_sequence:
             return
-        shared = self._shared.setdefault(request.seq.namespace, _Shared())
-        self._shared.move_to_end(request.seq.namespace)
+        shared = self._shared.get(namespace)
+        if shared is None:
+            shared = self._shared[namespace] = _Shared()
+        self._shared.move_to_end(namespace)
         if len(self._shared) > MAX_NAMESPACES:
             self._shared.popitem(last=False)
-        proposers: list[tuple[Proposer, AcceptanceRates]] = [(PromptLookup(), shared.lookup_rates)]
+        proposers: list[tuple[Proposer, AcceptanceRates]] = []
+        if "prompt" in self._sources:
+            proposers.append((PromptLookup(), shared.lookup_rates))
+        if "earlier" in self._sources:
+            earlier = EarlierTextsProposer(shared.texts, request.constraint_hash, request.output_start)
+            proposers.append((earlier, shared.earlier_rates))
         request.proposers = TextProposers(proposers)
+
+    def flush(self, tenant: str | None) -> None:
+        """Forgets the texts of a tenant; None: of all."""
+        for namespace in [key for key in self._shared if tenant is None or key.tenant == tenant]:
+            del self._shared[namespace]
 
     def end(self, request: GenerationRequest) -> None:
         """Takes what the output of a request tells, which has ended."""
@@ -106,6 +122,7 @@ class Drafter:
             request.proposers.cooldown = num_running // 2  # about two requests look for a draft in each step
         else:
             request.draft = draft
+            request.proposers.draft_cost = 1 + first_token_cost + token_cost * len(draft.tokens)
             request.seq.tokens.extend(draft.tokens)
 
     def _build(
@@ -114,9 +131,11 @@ class Drafter:
         """Returns the draft, or None if it does not pay.
 
         A draft token costs `token_cost`, and the first one `first_token_cost` in addition, relative to the value of one
-        saved decode step. The rows of forced tokens cost time only if they are refused, as each is computed anyway.
+        decode step. The rows of forced tokens cost time only if they are refused, as each is computed anyway.
         """
         assert request.proposers is not None
+        speed = request.proposers.speed(request.num_sampled)
+        token_cost, first_token_cost = speed * token_cost, speed * first_token_cost
         text, start_s, probability, gain = request.seq.tokens, time.thread_time(), 1.0, -first_token_cost
         length, positions = len(text), list[tuple[int, list[RatedGuess], int]]()
         with DraftWalk(request, self._token_masks) as walk:

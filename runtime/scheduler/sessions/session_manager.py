@@ -290,6 +290,7 @@ class SessionManager:
         request.healing = healing
         self.calls.start(session, request)
         if message.constraint is not None:
+            request.constraint_hash = hash((message.constraint, message.followed_by))
             if message.followed_by:
                 self.output_processor.set_trailing_text(request, message.followed_by)
             request.exact_spec = message.constraint if params.exact else None

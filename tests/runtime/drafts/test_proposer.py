@@ -39,7 +39,7 @@ def test_the_proposer_that_was_right_comes_first():
     text.remember(1, text.guesses(array(9), 0))
     text.accept(array(9, 1), [])
     assert [guess.token for guess in text.guesses(array(9, 1), 0)] == [1, 2]
-    assert shared[0].rate(0) > 0.5 and shared[1].rate(0) < 0.6
+    assert shared[0].rates()[0] > 0.5 and shared[1].rates()[0] < 0.6
     assert proposers[0].accepted == [([9, 1], [])]
 
 
@@ -68,7 +68,7 @@ def test_rates_follow_recent_guesses():
     rates = AcceptanceRates((0.5, 0.1), 0.9)
     for _ in range(50):
         rates.record(0, True)
-    assert rates.rate(0) > 0.9 and rates.rates() == [rates.rate(0), 0.1]
+    assert 0.9 < rates.rate(0) < rates.rates()[0] and rates.rates()[1] == 0.1
     for _ in range(20):
         rates.record(0, False)
     assert rates.rate(0) < 0.2
@@ -78,3 +78,15 @@ def test_cooldown_counts_steps():
     text, _, _ = two_proposers()
     text.cooldown = 2
     assert [text.is_due() for _ in range(4)] == [False, False, True, True]
+
+
+def test_the_speed_is_of_recent_steps():
+    text, _, _ = two_proposers()
+    assert text.speed(3) == 1.0  # three steps without a draft
+    for sampled in range(8, 108, 5):
+        text.draft_cost = 2.0
+        speed = text.speed(sampled)
+    assert 2.2 < speed <= 2.5
+    for sampled in range(108, 158):
+        speed = text.speed(sampled)
+    assert speed < 1.05
