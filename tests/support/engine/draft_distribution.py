@@ -11,6 +11,7 @@ import itertools
 import sys
 from collections import Counter
 
+import msgspec
 import numpy as np
 import torch
 from fake_engine import VOCAB, logits_after, make_engine_loop, run_until_idle, spell, state_of, vocabulary
@@ -52,6 +53,7 @@ def sampled(num_outputs, is_masked, has_drafts, patch):
     """Counts of outputs, of the seeds 0, 1, ...; and the accepted draft tokens."""
     grammars = {MASKED: compile_grammar(MASKED, vocabulary())}
     engine_loop, transport, _ = make_engine_loop(prompt_lookup=has_drafts, grammars=grammars)
+    engine_loop.config = msgspec.structs.replace(engine_loop.config, check_integrity=False)  # it takes most of the time
     allowed = allowed_tokens(is_masked)
 
     def likeliest(self, text, forced_end):
