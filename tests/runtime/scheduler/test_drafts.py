@@ -237,6 +237,25 @@ def test_wrong_guesses_are_soon_drafted_no_more_and_right_ones_again():
     assert len([start for ((start, _),) in runner.batches if start > 220]) < 15
 
 
+@pytest.mark.parametrize("acceptance", [0.0, 0.2, 0.5])
+def test_drafts_cost_at_most_three_percent_of_a_thousand_tokens(acceptance):
+    """By the costs that the drafter knows, whatever share of the guesses is right and however sure they seem."""
+    truth, rng = [1, 2, 3, *greedy([1, 2, 3], 1030, ignore_eos=True)], random.Random(0)
+
+    def guesses(self, text, forced_end):
+        is_right = rng.random() < acceptance
+        return [Guess(truth[len(text)] if is_right else 63 - truth[len(text)], rng.randint(0, SURE))]
+
+    engine_loop, transport, runner = make_engine_loop(pages=2048)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PromptLookup, "guesses", guesses)
+        request = Generate(1, 1, sampling_params(max_tokens=1000, temperature=0.0, ignore_eos=True))
+        run_until_idle(engine_loop, transport, Open(1), Append(1, [1, 2, 3]), request)
+    counts = [count for ((_, count),) in runner.batches[1:]]
+    cost = sum(1 + DRAFT_TOKEN_COST * (count - 1 + (count > 1)) for count in counts)
+    assert 999 / cost > 0.97
+
+
 def call_of_add_draft(arguments):
     build = Drafter._build
 
