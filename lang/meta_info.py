@@ -29,7 +29,7 @@ class CallMeta(dict[str, Any]):
     - `prompt_tokens` = `cached_tokens` (found in the prefix cache) + `computed_tokens`. `recomputed_tokens` were
       computed again because the KV cache was full.
     - `completion_tokens`: sampled or forced. `forced_tokens` of them followed from the constraint, `drafted_tokens`
-      were proposed by prompt lookup, `reasoning_tokens` came before the value (`think`).
+      were accepted drafts, `reasoning_tokens` came before the value (`think`).
     - `queue_s`, `ttft_s`, `wall_s`: seconds until the call was admitted, until its first token, and in total.
       `compile_s`: the part of queue_s in which it waited for its constraint.
 

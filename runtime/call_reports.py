@@ -16,7 +16,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     computed_tokens: prompt tokens that the model computed.
     recomputed_tokens: tokens computed a second time after a preemption, because the KV pool was full.
     completion_tokens: tokens sampled or forced. Of these, forced_tokens followed from the grammar without sampling,
-        and drafted_tokens were proposed by prompt lookup and accepted by the model.
+        and drafted_tokens were drafts (docs/architecture.md) that the model accepted.
     reasoning_tokens: those before the value of a `Reasoning` constraint, with its tags; part of completion_tokens.
     queue_s, ttft_s, wall_s: seconds until admission, until the first token, and in total.
     compile_s: the part of queue_s spent waiting for the grammar of this call.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -15,6 +15,7 @@ WeightFormat = Literal["auto", "as-stored", "bf16", "int8", "int4"]
 KvDtype = Literal["auto", "fp8", "int8"]
 ModelBackend = Literal["auto", "plait", "transformers"]
 SchedulingOrder = Literal["fair", "first-come"]
+DraftSource = Literal["prompt", "earlier"]
 DEVICE_NAMES = "auto, cpu, cuda, cuda:N or mps"
 DeviceName = Annotated[
     str,
@@ -62,8 +63,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         docs/adapters.md.
     max_adapters: how many adapters the model holds at once; the others are read when a call needs them. 0: all of
         `adapters`, up to 4 GiB of files. With a number, a client may add further ones.
-    prompt_lookup: verify several draft tokens, proposed from the text itself, in one step, where steps are not
-        captured graphs. Tokens change no more than they do with different requests in the batch.
+    drafts: where draft tokens come from, several of which one step verifies, on a CPU: "prompt" repeats the call's own
+        text, "earlier" what calls of the same tenant, cache salt, adapter and constraint wrote before. Tokens change no
+        more than they do with different requests in the batch.
+    prompt_lookup: False is `drafts=()`, whatever that is.
     token_healing: whether a call without the sampling parameter `token_healing` heals; see docs/constraints.md.
     check_integrity: verify the page accounting after every step (slow).
     """
@@ -93,6 +96,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chat_template: str = ""
     adapters: dict[str, str] = {}
     max_adapters: int = 0
+    drafts: tuple[DraftSource, ...] = get_args(DraftSource)
     prompt_lookup: bool = True
     token_healing: bool = False
     check_integrity: bool = False

@@ -166,11 +166,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return is_any_set(self, fields_of_stages(type(self), "logits"))
 
     @property
-    def has_penalties(self) -> bool:
-        """Whether a token's logit depends on the tokens before it."""
-        return bool(self.frequency_penalty or self.presence_penalty or self.has_repetition_penalty)
-
-    @property
     def has_repetition_penalty(self) -> bool:
         """Whether the repetition penalty changes the logit of a token."""
         return self.repetition_penalty != 1.0 and self.repeat_last_n != 0

@@ -80,6 +80,7 @@ class Batch:
         self.rows: list[ScheduledRequest] = []
         self.num_tokens = self.num_logits = self.num_states = self.num_draft_tokens = 0
         self.needs_only_argmax = True  # whether the argmax of each row of logits is enough
+        self.drafted: list[tuple[int, GenerationRequest]] = []  # (first index of the logits, request with a draft)
         self.sampled_requests: list[
             tuple[int, GenerationRequest]
         ] = []  # (index of the logits, request), one token each
@@ -95,8 +96,9 @@ class Batch:
         self.num_states += scheduled.num_states
         if not isinstance(request, GenerationRequest):
             self.needs_only_argmax &= request.wants_states
-        elif scheduled.num_draft_tokens:
-            self.needs_only_argmax &= request.needs_only_argmax
+        elif request.draft is not None:
+            self.needs_only_argmax &= request.needs_only_argmax and not request.draft.masks
+            self.drafted.append((self.num_logits - num_logits, request))
         else:
             if not request.needs_only_argmax or num_logits != scheduled.is_sampled:
                 self.needs_only_argmax = False

@@ -21,15 +21,18 @@ from plait.constrained import Matcher
 from plait.constrained.specs import Spec
 from plait.constrained.trailing_text_matcher import TrailingTextMatcher
 from plait.runtime.batch.healing import BorderToken, Healing
-from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.request_metrics import RequestMetrics
 from plait.runtime.batch.seen_tokens import RecentTokens, SeenTokens
 from plait.runtime.batch.value_span import ValueSpan
 from plait.runtime.call_reports import ExactInfo, ParticlesInfo, TokenLogprob, Usage
+from plait.runtime.drafts.draft import Draft
+from plait.runtime.drafts.proposer import TextProposers
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import SelectMethod
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.stop_strings import StopScanner
+
+MAX_FORCED_PENDING = 32  # pending tokens, most of them forced, behind which a draft may stand
 
 ProgramId = tuple[bytes, int]  # (client, the client's number for the program)
 
@@ -55,7 +58,7 @@ class Request:
 
     wants_states = False
     needs_probabilities = False  # of all tokens, instead of a token: it computes prefixes of a value drawn as a whole
-    num_draft_tokens = 0  # tokens at the end of `seq` that are guesses, while a step verifies them
+    draft: Draft | None = None  # guesses at the end of `seq`, while a step verifies them
     in_flight_slot = -1  # index of its next token among those that the in-flight step samples; -1: none
 
     def __init__(self, owner: RequestOwner | None, seq: Sequence, call_id: int, logits_from: int) -> None:
@@ -72,12 +75,14 @@ class Request:
         """Tokens that still have to be computed."""
         return self.seq.tokens.size - self.seq.pages.size
 
-    def may_draft(self) -> bool:
-        """Whether `draft` should be called in this step. Called once a step, because it counts down a cooldown."""
-        return False
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens at the end of `seq` that are guesses."""
+        return 0 if self.draft is None else len(self.draft.tokens)
 
-    def draft(self, max_draft: int, token_cost: float, first_token_cost: float, cooldown_steps: int) -> None:
-        """Appends at most `max_draft` guessed tokens to `seq`; see `NgramProposer.propose`."""
+    def may_draft(self) -> bool:
+        """Whether a draft may pay in this step. Called once a step, because it counts down a cooldown."""
+        return False
 
     def expects_more_tokens(self, max_length: int) -> bool:
         """Whether the request will probably sample another token after the in-flight one."""
@@ -86,7 +91,7 @@ class Request:
     def drop_draft(self) -> None:
         """Removes the guesses from `seq`. The caller frees the pages that were computed for them."""
         self.seq.tokens.truncate(len(self.seq) - self.num_draft_tokens)
-        self.num_draft_tokens = 0
+        self.draft = None
 
 
 class GenerationRequest(Request):
@@ -101,6 +106,7 @@ class GenerationRequest(Request):
         self.params = params
         self.seed = seed
         self.matcher: Matcher | None = None
+        self.constraint_hash = 0  # of the constraint and the text behind its value
         self.warnings: tuple[str, ...] = ()  # of the constraint
         self.has_free_text = False  # whether the constraint allows free text to end anywhere
         self.ticket: int | None = None  # of the grammar in the compile pool
@@ -109,7 +115,7 @@ class GenerationRequest(Request):
         self.output_start = len(seq)  # index of the first output token in seq.tokens
         self.byte_ends: list[int] = []  # byte_ends[i]: length in bytes of output tokens 0 to i
         self.num_sent = 0  # output tokens that were sent to the client
-        self.num_forced = 0  # output tokens that were the only ones the constraint allowed
+        self.forced_positions: list[int] = []  # in `seq`, of output tokens that the constraint forced: not sampled
         self.num_sampled = 0  # sampling steps so far; with `seed` it determines the next random number
         self.needs_output_counts = bool(params.frequency_penalty or params.presence_penalty)
         self.output_counts: dict[int, int] = {}  # token id -> uses, for the penalties
@@ -118,7 +124,7 @@ class GenerationRequest(Request):
             tokens, last_n = seq.tokens.view(), params.repeat_last_n
             self.seen_tokens = SeenTokens(tokens) if last_n < 0 else RecentTokens(tokens, last_n)
         self.unsent_logprobs: list[TokenLogprob] = []
-        self.ngram_proposer: NgramProposer | None = None
+        self.proposers: TextProposers | None = None  # of its draft tokens
         self.num_accepted_drafts = 0  # output tokens that were guessed correctly
         self.completion_plan: list[int] | None = None  # with params.complete: tokens that complete the value from here
         self.forced_queue: list[int] = []  # with params.logprobs: forced tokens that are still to be sampled one by one
@@ -144,6 +150,11 @@ class GenerationRequest(Request):
         """Output tokens so far."""
         return len(self.byte_ends)
 
+    @property
+    def num_forced(self) -> int:
+        """Output tokens that were not sampled."""
+        return len(self.forced_positions)
+
     def num_tokens_left(self, max_length: int) -> int:
         """Tokens that the output can still take. `max_length`: tokens that a session can hold."""
         return self.num_tokens_left_after((), max_length)
@@ -159,9 +170,7 @@ class GenerationRequest(Request):
 
     def count_forced(self) -> None:
         """Counts the next output token as one that was not sampled."""
-        self.num_forced += 1
-        if self.value_span is not None:
-            self.value_span.forced.append(len(self.byte_ends))
+        self.forced_positions.append(self.seq.tokens.size)
 
     def hold_trailing_text(self, num_new_bytes: int) -> None:
         """Holds back what may be the text after the value. `num_new_bytes`: those that the matcher has accepted and
@@ -216,19 +225,11 @@ class GenerationRequest(Request):
 
     def may_draft(self) -> bool:
         """See `Request`."""
-        if self.ngram_proposer is None or not self.num_output or self.num_output < self.params.min_tokens:
+        if self.proposers is None or not self.num_sampled or not self.num_output or self.is_closing:
             return False
-        return self.ngram_proposer.is_due()
-
-    def draft(self, max_draft: int, token_cost: float, first_token_cost: float, cooldown_steps: int) -> None:
-        """See `Request`."""
-        assert self.ngram_proposer is not None
-        max_draft = min(max_draft, self.params.max_tokens - self.num_output - 1)
-        draft_tokens = self.ngram_proposer.propose(
-            self.seq.tokens.view(), max_draft, token_cost, first_token_cost, cooldown_steps
-        )
-        self.seq.tokens.extend(draft_tokens)
-        self.num_draft_tokens = len(draft_tokens)
+        if self.num_pending > (1 if self.owner.is_background else MAX_FORCED_PENDING):
+            return False
+        return self.proposers.is_due()
 
     def num_safe_tokens(self) -> int:
         """Output tokens that no stop string, stop pattern or text behind the value can cut off any more."""

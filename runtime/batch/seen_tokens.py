@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +31,13 @@ class SeenTokens:
             self._members.add(token)
             self._ids.append(token)
 
-    def ids(self) -> npt.NDArray[np.int32]:
-        """The token ids [N] int32, in no particular order. Valid until the next `add`."""
-        return self._ids.view()
+    def ids(self, ahead: Sequence[int] = ()) -> npt.NDArray[np.int32]:
+        """The token ids [N] int32, in no particular order, if the text went on with `ahead`.
+
+        Valid until the next `add`.
+        """
+        new = [token for token in dict.fromkeys(ahead) if token not in self._members]
+        return np.append(self._ids.view(), np.array(new, dtype=np.int32)) if new else self._ids.view()
 
 
 class RecentTokens:
@@ -50,6 +55,7 @@ class RecentTokens:
         """Adds the next token of the text."""
         self._last.append(token)
 
-    def ids(self) -> npt.NDArray[np.int32]:
-        """The token ids [N] int32, rising."""
-        return np.array(sorted(set(self._last)), dtype=np.int32)
+    def ids(self, ahead: Sequence[int] = ()) -> npt.NDArray[np.int32]:
+        """The token ids [N] int32, rising, if the text went on with `ahead`."""
+        last = deque([*self._last, *ahead], maxlen=self._last.maxlen) if ahead else self._last
+        return np.array(sorted(set(last)), dtype=np.int32)

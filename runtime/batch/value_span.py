@@ -31,7 +31,6 @@ class ValueSpan:
     def __init__(self, trailing_text: TrailingText) -> None:
         self.trailing_text = trailing_text
         self.trailing_start = 0  # output bytes from here on may belong to the text after the value
-        self.forced: list[int] = []  # indices of the output tokens that were not sampled
         self.end: ValueEnd | None = None
         self._unscanned = bytearray()  # output bytes that were not searched for stop strings
         self._num_scanned = 0

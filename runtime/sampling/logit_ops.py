@@ -16,6 +16,7 @@ threshold does not find them. This file does not import torch, because the packe
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -74,8 +75,8 @@ class LogitOperations(Protocol):
     def topk(self, row: Any, count: int) -> TopLogprobs:
         """The `count` largest values of a row, falling."""
 
-    def apply_penalties_and_bias(self, row: Any, request: GenerationRequest) -> None:
-        """Applies the penalties and logit_bias in place.
+    def apply_penalties_and_bias(self, row: Any, request: GenerationRequest, ahead: Sequence[int] = ()) -> None:
+        """Applies the penalties and logit_bias in place. ahead: tokens of a draft, behind the request's text.
 
         First the repetition penalty p, of the prompt's and the output's tokens: a positive logit x becomes x / p,
         another one x * p. Then the frequency and presence penalties, of the output's tokens, and the bias.
@@ -100,6 +101,13 @@ def failed_token(peak: float) -> int:
     No bias, penalty or mask turns NaN or +inf into a finite number, so these come from the model.
     """
     return NO_TOKEN if peak == -math.inf else NOT_FINITE
+
+
+def output_counts_after(request: GenerationRequest, ahead: Sequence[int]) -> Mapping[int, int]:
+    """How often the output has each token, if it goes on with the tokens `ahead`; {} without penalties that count."""
+    if not (request.params.frequency_penalty or request.params.presence_penalty):
+        return {}
+    return Counter(request.output_counts) + Counter(ahead) if ahead else request.output_counts
 
 
 def is_kept(weights: Any, mass_before: Any, total: Any, params: SamplingParams) -> Any:

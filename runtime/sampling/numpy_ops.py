@@ -24,6 +24,7 @@ from plait.runtime.sampling.logit_ops import (
     hash_uniform,
     is_kept,
     is_typical,
+    output_counts_after,
 )
 
 TokenIds = npt.NDArray[np.int64]
@@ -57,16 +58,18 @@ class NumpyLogitOperations:
         ids = _largest_ids(row, min(count, len(row)))
         return list(zip(ids.tolist(), row[ids].tolist(), strict=True))
 
-    def apply_penalties_and_bias(self, row: Float32Array, request: GenerationRequest) -> None:
+    def apply_penalties_and_bias(
+        self, row: Float32Array, request: GenerationRequest, ahead: Sequence[int] = ()
+    ) -> None:
         """See `LogitOperations`."""
         params = request.params
         if request.seen_tokens is not None:
-            ids = request.seen_tokens.ids()
+            ids = request.seen_tokens.ids(ahead)
             logits, penalty = row[ids], row.dtype.type(params.repetition_penalty)
             row[ids] = np.where(logits > 0, logits / penalty, logits * penalty)
-        if request.output_counts and (params.frequency_penalty or params.presence_penalty):
-            counts = np.array(list(request.output_counts.values()), row.dtype)
-            row[list(request.output_counts)] -= counts * params.frequency_penalty + params.presence_penalty
+        if output_counts := output_counts_after(request, ahead):
+            counts = np.array(list(output_counts.values()), row.dtype)
+            row[list(output_counts)] -= counts * params.frequency_penalty + params.presence_penalty
         if params.logit_bias:
             row[list(params.logit_bias)] += np.array(list(params.logit_bias.values()), row.dtype)
 

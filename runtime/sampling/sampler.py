@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.batch.batch import Batch, ScheduledRequest
 from plait.runtime.batch.pooling_request import PoolingRequest
@@ -30,6 +32,7 @@ class SamplerOutput:
     top_logprobs: dict[ScoringRequest, dict[int, TopLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[GenerationRequest, list[TokenLogprob]] = field(default_factory=dict)
     verified: dict[GenerationRequest, list[int]] = field(default_factory=dict)  # one token more than the draft had
+    verified_logprobs: dict[GenerationRequest, list[TokenLogprob]] = field(default_factory=dict)  # of each of them
     probabilities: dict[GenerationRequest, list[Float32Array | None]] = field(default_factory=dict)  # of whole values
     states: dict[PoolingRequest, Float32Array | Float64Array] = field(default_factory=dict)  # see add_hidden_states
 
@@ -50,7 +53,7 @@ class Sampler:
             if isinstance(request, ScoringRequest) and scheduled.num_logits:
                 self._score(logits[rows], scheduled, request, output)
             elif isinstance(request, GenerationRequest) and scheduled.num_draft_tokens:
-                output.verified[request] = self._verify_draft(logits[rows], request)
+                self._verify_draft(logits[rows], request, output)
             elif isinstance(request, GenerationRequest) and request.needs_probabilities:
                 if scheduled.num_logits:
                     output.probabilities[request] = self.probabilities(logits[rows], request)
@@ -79,13 +82,26 @@ class Sampler:
                 self.ops.apply_penalties_and_bias(row, request)
         return [self.ops.probabilities(row, request) for row in logits]
 
-    def _verify_draft(self, logits: Any, request: GenerationRequest) -> list[int]:
-        """Draws a token at each position of logits [1 + num_draft_tokens, V], as steps without a draft would."""
-        if request.params.has_penalties_or_bias:
-            for row in logits:
-                self.ops.apply_penalties_and_bias(row, request)
-        draws = [DrawState(request.params, request.seed, request.num_sampled + offset) for offset in range(len(logits))]
-        return self.ops.draw_tokens(logits, draws)
+    def _verify_draft(self, logits: Any, request: GenerationRequest, output: SamplerOutput) -> None:
+        """Draws a token at each position of logits [1 + num_draft_tokens, V], as steps without a draft would.
+
+        Where the constraint forces the draft's token, the mask leaves no other.
+        """
+        draft, params = request.draft, request.params
+        assert draft is not None
+        logprobs = self.ops.log_softmax(logits) if params.logprobs else None
+        if params.has_penalties_or_bias:
+            for position, row in enumerate(logits):
+                self.ops.apply_penalties_and_bias(row, request, draft.tokens[:position])
+        if draft.masks:
+            self.ops.apply_mask(logits, TokenMask(list(draft.masks), np.stack(list(draft.masks.values())), {}))
+        draws = [DrawState(params, request.seed, request.num_sampled + max(0, number)) for number in draft.draws]
+        tokens = output.verified[request] = self.ops.draw_tokens(logits, draws)
+        if logprobs is not None:
+            output.verified_logprobs[request] = [
+                self._token_logprob(row, max(0, token), params.top_logprobs)
+                for row, token in zip(logprobs, tokens, strict=True)
+            ]
 
     def _sample_generations(
         self, logits: Any, requests: list[GenerationRequest], mask: TokenMask | None, output: SamplerOutput
@@ -98,7 +114,7 @@ class Sampler:
                 self.ops.apply_penalties_and_bias(logits[row], request)
         if all(request.needs_probabilities for request in requests):
             return
-        if mask is not None:
+        if mask is not None and mask.rows:
             self.ops.apply_mask(logits, mask)
         tokens = self.ops.draw_tokens(logits, requests)
         output.tokens |= zip(requests, tokens, strict=True)

@@ -20,6 +20,7 @@ from plait.runtime.sampling.logit_ops import (
     hash_uniform,
     is_kept,
     is_typical,
+    output_counts_after,
 )
 from plait.runtime.sampling.numpy_ops import NumpyLogitOperations
 
@@ -47,15 +48,15 @@ class TorchLogitOperations:
         return list(zip(ids.tolist(), values.tolist(), strict=True))
 
     @torch.inference_mode()
-    def apply_penalties_and_bias(self, row: torch.Tensor, gen: GenerationRequest) -> None:
+    def apply_penalties_and_bias(self, row: torch.Tensor, gen: GenerationRequest, ahead: Sequence[int] = ()) -> None:
         params = gen.params
         if gen.seen_tokens is not None:
-            ids = torch.from_numpy(gen.seen_tokens.ids().astype(np.int64)).to(row.device)
+            ids = torch.from_numpy(gen.seen_tokens.ids(ahead).astype(np.int64)).to(row.device)
             logits, penalty = row[ids], params.repetition_penalty
             row[ids] = torch.where(logits > 0, logits / penalty, logits * penalty)
-        if gen.output_counts and (params.frequency_penalty or params.presence_penalty):
-            ids = torch.tensor(list(gen.output_counts), device=row.device)
-            counts = torch.tensor(list(gen.output_counts.values()), dtype=row.dtype, device=row.device)
+        if output_counts := output_counts_after(gen, ahead):
+            ids = torch.tensor(list(output_counts), device=row.device)
+            counts = torch.tensor(list(output_counts.values()), dtype=row.dtype, device=row.device)
             row[ids] -= counts * params.frequency_penalty + params.presence_penalty
         if params.logit_bias:
             ids = torch.tensor(list(params.logit_bias), device=row.device)

@@ -37,6 +37,7 @@ from plait.runtime.scheduler.failed_steps import discard_steps
 from plait.runtime.scheduler.output_processor import OutputProcessor
 from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep
 from plait.runtime.scheduler.policy.batching import BatchScheduler
+from plait.runtime.scheduler.policy.drafts import Drafter
 from plait.runtime.scheduler.result_committer import ResultCommitter
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
 from plait.runtime.transport.base import ClientId, ServerTransport
@@ -69,18 +70,19 @@ class EngineLoop:
         self.cache = PrefixCache(model_runner.num_pages)
         self.block_publisher = BlockPublisher(self.cache.tree, transport.send)
         self.error_log = ErrorLog()
+        self.output_processor = OutputProcessor(vocabulary, self.cache, welcome.context_length)
+        sources = config.drafts if config.prompt_lookup and async_launcher is None else ()
         self.batch_scheduler = BatchScheduler(
             self.cache,
             model_runner.max_batch_tokens,
             config.max_batch_rows or launcher_rows,
             welcome.context_length,
-            draft=config.prompt_lookup and async_launcher is None,
+            Drafter(sources, self.output_processor.token_masks, welcome.context_length, self.error_log),
             order=config.order,
             tenant_weights=config.tenant_weights,
             extra_steps=async_launcher is None,
             adapters=model_runner.adapter_pool,
         )
-        self.output_processor = OutputProcessor(vocabulary, self.cache, welcome.context_length)
         self.sessions = SessionManager(
             self.batch_scheduler,
             compiler,
@@ -190,6 +192,7 @@ class EngineLoop:
         """Builds the step's token masks. Fails the requests whose constraint raises an error."""
         return self.output_processor.token_masks.build(
             step.sampled_requests,
+            step.batch.drafted,
             step.discarded,
             partial_head=not self.config.deterministic,
             on_error=lambda request, error: self.calls.fail(
@@ -244,6 +247,7 @@ class EngineLoop:
         elif isinstance(message, (Inspect, FlushCache)):
             if isinstance(message, FlushCache):
                 self.cache.flush(message.tenant)
+                self.batch_scheduler.drafter.flush(message.tenant)
             self.transport.send(client, self.status(message.call))
         elif isinstance(message, LoadAdapter | UnloadAdapter):
             self.adapters.handle(client, message)

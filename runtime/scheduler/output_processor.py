@@ -217,6 +217,8 @@ class OutputProcessor:
         """
         assert request.matcher is not None
         request.matcher.rollback(num_new)
+        if request.seq.num_computed > len(request.seq):  # of a draft that the last token began
+            self.cache.truncate(request.seq, len(request.seq))
         request.hold_trailing_text(0)
         if was_sampled:
             request.num_sampled -= 1

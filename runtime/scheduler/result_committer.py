@@ -14,6 +14,7 @@ from plait.runtime.batch.batch import Batch, ScheduledRequest
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest
 from plait.runtime.call_reports import TokenLogprob
+from plait.runtime.drafts.draft import FORCED
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.sampling.logit_ops import NO_TOKEN, NOT_FINITE
 from plait.runtime.sampling.sampler import SamplerOutput
@@ -66,7 +67,7 @@ class ResultCommitter:
                 request.prompt_logprobs += output.prompt_logprobs[request][max(0, request.logits_from - first) :]
                 request.logits_from = min(scheduled.start + scheduled.count, len(request.seq) - 1)
             if scheduled.num_draft_tokens:
-                self._commit_verified_draft(request, scheduled.num_draft_tokens, output.verified[request])
+                self._commit_verified_draft(request, output)
             elif isinstance(request, PrefixRequest):
                 self._commit_probabilities(scheduled, request, output.probabilities.get(request, []))
             elif scheduled.is_sampled and scheduled.is_still_next:
@@ -89,23 +90,21 @@ class ResultCommitter:
         if is_last:
             self._calls.finish_scoring(request)
 
-    def _commit_verified_draft(self, request: GenerationRequest, num_draft_tokens: int, tokens: list[int]) -> None:
-        """Commits the accepted draft tokens and the one sampled after them.
-
-        `tokens` [num_draft_tokens + 1]: the tokens that the model sampled at the draft's positions and after it.
-        """
-        draft = request.seq.tokens.view()[-num_draft_tokens:].tolist()
+    def _commit_verified_draft(self, request: GenerationRequest, output: SamplerOutput) -> None:
+        """Commits the accepted draft tokens and the one sampled after them."""
+        draft, tokens, logprobs = request.draft, output.verified[request], output.verified_logprobs.get(request)
+        assert draft is not None
+        num_accepted = draft.num_accepted(tokens)
         request.drop_draft()
-        length_before = len(request.seq)
-        num_accepted = 0
-        while num_accepted < num_draft_tokens and tokens[num_accepted] == draft[num_accepted]:
-            num_accepted += 1
-        assert request.ngram_proposer is not None
-        request.ngram_proposer.record_outcome(num_draft_tokens, num_accepted)
-        self._cache.truncate(request.seq, length_before + num_accepted)  # frees the pages of rejected tokens
-        for index, token in enumerate(tokens[: num_accepted + 1]):
-            request.num_accepted_drafts += index < num_accepted
-            self._commit_token(request, token, None)
+        length = len(request.seq)
+        self._cache.truncate(request.seq, length + num_accepted)  # frees the pages of rejected tokens
+        for position in range(num_accepted + 1):
+            if draft.draws[position] == FORCED:
+                continue  # committed with the token before it
+            if len(request.seq) != length + position:
+                return  # a completion plan has taken the last token back
+            request.num_accepted_drafts += position < num_accepted
+            self._commit_token(request, tokens[position], None if logprobs is None else logprobs[position])
             if request not in self._batch_scheduler.running:
                 return
 

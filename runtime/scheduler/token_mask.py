@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,10 @@ import numpy.typing as npt
 from plait.constrained import Matcher, Vocabulary
 from plait.constrained.token_healing import TokenHealer
 from plait.runtime.arrays import IntArray
+from plait.runtime.batch.healing import Healing
 from plait.runtime.batch.request import GenerationRequest, Request
 from plait.runtime.sampling.logit_ops import TokenMask
+from plait.runtime.sampling_params import SamplingParams
 
 MAX_CONSTRAINT_CPU_S = 0.1  # CPU time that one request's constraint may take for one token
 MAX_PARTIAL_HEAD_TOKENS = (
@@ -24,12 +27,25 @@ MAX_PARTIAL_HEAD_TOKENS = (
 )
 
 
+class MaskedText(Protocol):
+    """What a mask depends on: a GenerationRequest, or one whose draft is being built."""
+
+    params: SamplingParams
+    matcher: Matcher | None
+    healing: Healing | None
+    forced_queue: list[int]
+    is_end_optional: bool
+
+    @property
+    def num_output(self) -> int: ...
+
+
 class TokenMaskBuilder:
     """Fills masks for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.num_words = (len(vocabulary) + 31) // 32
-        self._eos_ids = vocabulary.eos_ids
+        self.eos_ids = vocabulary.eos_ids
         self.healer = TokenHealer(vocabulary)
         self._scratch: IntArray = np.zeros(self.num_words, dtype=np.int32)
         self._not_eos: IntArray = np.full(self.num_words, -1, dtype=np.int32)
@@ -38,16 +54,25 @@ class TokenMaskBuilder:
     def build(
         self,
         sampled_requests: Sequence[tuple[int, GenerationRequest]],
+        drafted: Sequence[tuple[int, GenerationRequest]],
         discarded: Collection[Request],
         partial_head: bool,
         on_error: Callable[[GenerationRequest, Exception], None],
     ) -> TokenMask | None:
         """Returns the masks of the requests that may not sample every token, or None if there are none.
 
-        `sampled_requests`: (index of the logits, request). `discarded`: requests to skip. `partial_head`: whether the
-        runner may compute only the allowed logits. `on_error` is called for a request whose constraint fails.
+        `sampled_requests`: (index of the logits, request). `drafted`: see `Batch`; their masks exist already.
+        `discarded`: requests to skip. `partial_head`: whether the runner may compute only the allowed logits.
+        `on_error` is called for a request whose constraint fails.
         """
-        rows, masks, allowed_ids = [], [], {}
+        rows, masks, allowed_ids = [], [], dict[int, npt.NDArray[np.int64]]()
+
+        def add_allowed_ids(logits_index: int, request: GenerationRequest, words: IntArray) -> None:
+            if partial_head and not request.params.logprobs:
+                token_ids = _set_bits(words, MAX_PARTIAL_HEAD_TOKENS)
+                if token_ids is not None:
+                    allowed_ids[logits_index] = token_ids
+
         for row, (logits_index, request) in enumerate(sampled_requests):
             if request.matcher is None and not request.params.min_tokens and request.healing is None:
                 continue  # nearly all requests
@@ -62,14 +87,18 @@ class TokenMaskBuilder:
                 continue
             rows.append(row)
             masks.append(words)
-            if partial_head and not request.params.logprobs:
-                token_ids = _set_bits(words, MAX_PARTIAL_HEAD_TOKENS)
-                if token_ids is not None:
-                    allowed_ids[logits_index] = token_ids
-        return TokenMask(rows, np.stack(masks), allowed_ids) if rows else None
+            add_allowed_ids(logits_index, request, words)
+        has_drafts = False
+        for first, request in drafted:
+            for position, words in request.draft.masks.items() if request.draft is not None else ():
+                has_drafts = True
+                add_allowed_ids(first + position, request, words)
+        if not rows and not has_drafts:
+            return None
+        return TokenMask(rows, np.stack(masks) if rows else np.empty((0, self.num_words), np.int32), allowed_ids)
 
-    def fill(self, request: GenerationRequest, words: IntArray) -> None:
-        """Writes the mask [num_words] of the tokens that the request may sample next."""
+    def fill(self, request: MaskedText, words: IntArray) -> None:
+        """Writes the mask [num_words] of the tokens that the text may go on with."""
         if request.forced_queue:
             words.fill(0)
             _set_bit(words, request.forced_queue[0])
@@ -83,9 +112,15 @@ class TokenMaskBuilder:
             request.matcher.fill_mask(words)
         if request.num_output < request.params.min_tokens:
             before = words.copy()
-            _clear_bits(words, (*self._eos_ids, *request.params.stop_token_ids))
+            _clear_bits(words, (*self.eos_ids, *request.params.stop_token_ids))
             if not words.any():
                 words[:] = before  # the constraint is complete: it ends the output before min_tokens
+
+    def only(self, token: int) -> IntArray:
+        """Returns the mask [num_words] of one token."""
+        words: IntArray = np.zeros(self.num_words, dtype=np.int32)
+        _set_bit(words, token)
+        return words
 
     def allows_only_eos(self, matcher: Matcher) -> bool:
         """Whether the constraint allows nothing but the end of the output, so that no token need be sampled."""
@@ -95,8 +130,8 @@ class TokenMaskBuilder:
         return not (self._scratch & self._not_eos).any()
 
 
-def allows_all_tokens(request: GenerationRequest) -> bool:
-    """Whether the request may sample any token next, so that it needs no mask."""
+def allows_all_tokens(request: MaskedText) -> bool:
+    """Whether the text may go on with any token, so that it needs no mask."""
     if request.forced_queue or request.healing is not None:
         return False
     return request.is_end_optional or (request.matcher is None and request.num_output >= request.params.min_tokens)
@@ -129,6 +164,11 @@ def _clear_bits(words: IntArray, token_ids: Sequence[int]) -> None:
     unsigned = words.view(np.uint32)
     for token in token_ids:
         unsigned[token // 32] &= np.uint32(~(1 << (token % 32)) & 0xFFFFFFFF)
+
+
+def is_allowed(words: IntArray, token: int) -> bool:
+    """Whether a mask [num_words] allows the token."""
+    return bool(words.view(np.uint32)[token // 32] >> np.uint32(token % 32) & np.uint32(1))
 
 
 def _set_bit(words: IntArray, token: int) -> None:

@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 
 from plait.runtime.adapters.adapter_pool import AdapterPool
 from plait.runtime.batch.batch import Batch
-from plait.runtime.batch.request import Request
+from plait.runtime.batch.request import GenerationRequest, Request
 from plait.runtime.call_reports import CacheMiss
 from plait.runtime.config import SchedulingOrder
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.radix_node import RadixNode
 from plait.runtime.scheduler.policy.adapter_turns import AdapterTurns
-from plait.runtime.scheduler.policy.drafts import add_draft, may_draft
+from plait.runtime.scheduler.policy.drafts import Drafter, may_draft
 from plait.runtime.scheduler.policy.light_tenants import LightTenants
 from plait.runtime.scheduler.policy.preemption import Preemption
 from plait.runtime.scheduler.policy.rows import Rows
@@ -44,12 +44,14 @@ PAGES_PER_DECODING_REQUEST = 2  # available pages required to launch a step befo
 class Step:
     """A step that is built: its batch, and the running requests by what they need of it.
 
-    is_shared: other requests than those for probabilities, and in the foreground, run too. decoding: need their next
-    token. drawing: probabilities of whole values, once their prompt is computed. prefilling: the rest of their prompt.
+    is_shared: other requests than those for probabilities, and in the foreground, run too. has_drafts: drafts may save
+    time. decoding: need their next token. drawing: probabilities of whole values, once their prompt is computed.
+    prefilling: the rest of their prompt, or several tokens that a constraint forced.
     """
 
     batch: Batch
     is_shared: bool
+    has_drafts: bool
     decoding: list[Request] = field(default_factory=list)
     drawing: list[Request] = field(default_factory=list)
     prefilling: list[Request] = field(default_factory=list)
@@ -64,7 +66,7 @@ class BatchScheduler(Rows):
         max_batch_tokens: int,
         max_batch_rows: int,
         max_length: int,
-        draft: bool = True,
+        drafter: Drafter,
         order: SchedulingOrder = "fair",
         tenant_weights: Mapping[str, float] | None = None,
         extra_steps: bool = False,
@@ -73,7 +75,7 @@ class BatchScheduler(Rows):
         super().__init__(cache, max_batch_tokens, max_batch_rows, order, tenant_weights, adapters)
         self.max_batch_tokens = max_batch_tokens
         self.max_logits = max(MAX_LOGITS, max_batch_rows)
-        self.max_length, self.draft = max_length, draft
+        self.max_length, self.drafter = max_length, drafter
         self._order = WaitingOrder(self)
         self._preemption = Preemption(self, self._order, max_batch_tokens)
         self._adapter_turns = None if adapters is None else AdapterTurns(self, self._order, adapters)
@@ -134,7 +136,8 @@ class BatchScheduler(Rows):
             self._adapter_turns.begin_step(self._now)
         self.background.begin_step()
         max_prefix_logits = MAX_PREFIX_LOGITS if is_shared else self.max_logits
-        return Step(Batch(self.max_batch_tokens, self.max_logits, max_prefix_logits), is_shared)
+        batch = Batch(self.max_batch_tokens, self.max_logits, max_prefix_logits)
+        return Step(batch, is_shared, may_draft(len(self.running)))
 
     def _schedule_isolated(self, step: Step) -> None:
         request = next(iter(self.isolated))
@@ -162,11 +165,10 @@ class BatchScheduler(Rows):
             step.decoding.sort(key=lambda request: request.owner.is_background)
 
     def _schedule_decoding(self, step: Step) -> None:
-        has_drafts = self.draft and may_draft(len(self.running))
         for request in step.decoding:
             if not step.batch.token_budget:
                 return
-            if has_drafts and request.may_draft():
+            if step.has_drafts and request.may_draft():
                 self._schedule(step.batch, request, may_draft=True)
             elif not self._schedule_decode(step.batch, request):
                 self._schedule(step.batch, request)
@@ -184,7 +186,7 @@ class BatchScheduler(Rows):
             if self.waiting:
                 self._admit(step.batch, before=request)
             if step.batch.token_budget:
-                self._schedule(step.batch, request)
+                self._schedule(step.batch, request, may_draft=step.has_drafts and request.may_draft())
 
     def _admit_waiting(self, step: Step) -> None:
         self._admit(step.batch)
@@ -222,8 +224,8 @@ class BatchScheduler(Rows):
         request.metrics.count_cached(start)
         if request.metrics.cache_miss is None:
             request.metrics.cache_miss = CacheMiss(start, self.cache.miss_reason(request.seq, request.logits_from))
-        if may_draft and request.num_pending == 1:
-            add_draft(batch, request, len(self.running), self.max_length)
+        if may_draft and isinstance(request, GenerationRequest):
+            self.drafter.add_draft(batch, request, len(self.running))
         count = min(request.num_pending, batch.tokens_within_budget(request, start))
         count = self._allocate(batch, request, self.background.within_budget(request, count))
         if not count:
@@ -245,7 +247,7 @@ class BatchScheduler(Rows):
         while not self.cache.allocate(request.seq, count):
             if request.num_draft_tokens:
                 request.drop_draft()
-                count = 1
+                count = request.num_pending
                 continue
             in_batch = {scheduled.request for scheduled in batch.rows} | {request}
             victim = self._victim(request, in_batch)

@@ -1,13 +1,33 @@
-"""How many draft tokens a step has, where they are expected to save time (speculative decoding by prompt lookup)."""
+"""Drafts: which tokens a step verifies beside the next one, where they are expected to save time.
+
+A draft is a chain of guesses; see `drafts/proposer.py`. It ends where its tokens are no longer likely enough to be
+accepted to pay for their rows of the step, and it is dropped if it is not expected to save time as a whole.
+"""
 
 from __future__ import annotations
 
 import math
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
 
+from plait.constrained import GrammarError
 from plait.runtime.batch.batch import Batch
-from plait.runtime.batch.request import Request
+from plait.runtime.batch.request import GenerationRequest
+from plait.runtime.config import DraftSource
+from plait.runtime.drafts.draft import Draft
+from plait.runtime.drafts.earlier_texts import EarlierTexts, EarlierTextsProposer
+from plait.runtime.drafts.prompt_lookup import PromptLookup
+from plait.runtime.drafts.proposer import SHARED_DECAY, AcceptanceRates, Proposer, RatedGuess, TextProposers
+from plait.runtime.kv_cache.radix_node import CacheNamespace
+from plait.runtime.scheduler.draft_walk import DraftWalk
+from plait.runtime.scheduler.error_log import ErrorLog
+from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 
 MAX_DRAFTING_TOKENS = 32  # sum of running requests and draft tokens in a step with drafts
+MAX_DRAFT_TOKENS = 24  # of one request
+MAX_NAMESPACES = 64  # whose texts and rates are kept, those used last; half a MB each
+MAX_WALK_S = 0.005  # processor time after which a draft ends, for constraints whose masks take long
 
 # The cost of a draft token relative to a decode token, multiplied by sqrt(batch size): the larger the batch, the less
 # another row gains from sharing the read of the weights. Measured: 0.1 with 1 request, 0.5 with 16.
@@ -24,18 +44,123 @@ def _token_cost(num_running: int) -> float:
     return DRAFT_TOKEN_COST * math.sqrt(num_running)
 
 
-def add_draft(batch: Batch, request: Request, num_running: int, max_length: int) -> None:
-    """Appends draft tokens to the request: as many as fit the step and are expected to save time."""
-    token_cost = _token_cost(num_running)
-    num_free = MAX_DRAFTING_TOKENS - num_running - batch.num_draft_tokens
-    num_unscheduled = num_running - len(batch.rows)
-    max_draft = min(
-        -(-num_free // max(1, num_unscheduled)),
-        batch.tokens_within_budget(request, request.seq.num_computed) - 1,
-        max_length - len(request.seq),
-    )
-    if max_draft > 0:
-        # The first draft token of a step costs as much as two or three further ones.
-        first_token_cost = 0.0 if batch.num_draft_tokens else token_cost * (2 - 1 / num_running)
-        # With this cooldown about two requests search for a match in each step.
-        request.draft(max_draft, token_cost, first_token_cost, cooldown_steps=num_running // 2)
+class _Shared:
+    """What the texts of one namespace share."""
+
+    def __init__(self) -> None:
+        self.texts = EarlierTexts()
+        self.lookup_rates = AcceptanceRates(PromptLookup.prior, SHARED_DECAY)
+        self.earlier_rates = AcceptanceRates(EarlierTextsProposer.prior, SHARED_DECAY)
+
+
+class Drafter:
+    """Makes the drafts of all requests. sources: the proposers; without any, no request drafts."""
+
+    def __init__(
+        self, sources: Sequence[DraftSource], token_masks: TokenMaskBuilder, max_length: int, error_log: ErrorLog
+    ) -> None:
+        self._error_log = error_log
+        self._sources, self._token_masks, self._max_length = sources, token_masks, max_length
+        self._shared: OrderedDict[CacheNamespace, _Shared] = OrderedDict()  # the namespace used last at the end
+
+    def begin(self, request: GenerationRequest) -> None:
+        """Gives a request its proposers. Values that are drawn as a whole (`exact`, `particles`) have no drafts."""
+        namespace = request.seq.namespace
+        if not self._sources or request.params.samples_sequence:
+            return
+        shared = self._shared.get(namespace)
+        if shared is None:
+            shared = self._shared[namespace] = _Shared()
+        self._shared.move_to_end(namespace)
+        if len(self._shared) > MAX_NAMESPACES:
+            self._shared.popitem(last=False)
+        proposers: list[tuple[Proposer, AcceptanceRates]] = []
+        if "prompt" in self._sources:
+            proposers.append((PromptLookup(), shared.lookup_rates))
+        if "earlier" in self._sources:
+            earlier = EarlierTextsProposer(shared.texts, request.constraint_hash, request.output_start)
+            proposers.append((earlier, shared.earlier_rates))
+        request.proposers = TextProposers(proposers)
+
+    def flush(self, tenant: str | None) -> None:
+        """Forgets the texts of a tenant; None: of all."""
+        for namespace in [key for key in self._shared if tenant is None or key.tenant == tenant]:
+            del self._shared[namespace]
+
+    def end(self, request: GenerationRequest) -> None:
+        """Takes what the output of a request tells, which has ended."""
+        if request.proposers is not None:
+            request.proposers.accept(request.seq.tokens.view(), request.forced_positions)
+
+    def add_draft(self, batch: Batch, request: GenerationRequest, num_running: int) -> None:
+        """Appends draft tokens to the request: as many as fit the step and are expected to save time."""
+        assert request.proposers is not None
+        token_cost = _token_cost(num_running)
+        num_free = MAX_DRAFTING_TOKENS - num_running - batch.num_draft_tokens
+        num_unscheduled = num_running - len(batch.rows)
+        max_tokens = min(
+            -(-num_free // max(1, num_unscheduled)),
+            MAX_DRAFT_TOKENS,
+            batch.tokens_within_budget(request, request.seq.num_computed) - request.num_pending,
+            request.num_tokens_left(self._max_length) - 1,
+        )
+        request.proposers.accept(request.seq.tokens.view(), request.forced_positions)
+        if max_tokens <= 0:
+            return
+        # The first token of a step beside one of each row costs as much as two or three further ones.
+        is_first = batch.num_tokens == len(batch.rows) and request.num_pending == 1
+        first_token_cost = token_cost * (2 - 1 / num_running) if is_first else 0.0
+        try:
+            draft = self._build(request, max_tokens, token_cost, first_token_cost)
+        except Exception as error:
+            # A constraint raises again where the next token is sampled, and ends its call there, without a draft.
+            if not isinstance(error, (RuntimeError, GrammarError)):
+                self._error_log.record(error)
+            request.proposers = None
+            return
+        if draft is None:
+            request.proposers.cooldown = num_running // 2  # about two requests look for a draft in each step
+        else:
+            request.draft = draft
+            request.proposers.draft_cost = 1 + first_token_cost + token_cost * len(draft.tokens)
+            request.seq.tokens.extend(draft.tokens)
+
+    def _build(
+        self, request: GenerationRequest, max_tokens: int, token_cost: float, first_token_cost: float
+    ) -> Draft | None:
+        """Returns the draft, or None if it does not pay.
+
+        A draft token costs `token_cost`, and the first one `first_token_cost` in addition, relative to the value of one
+        decode step. The rows of forced tokens cost time only if they are refused, as each is computed anyway.
+        """
+        assert request.proposers is not None
+        speed = request.proposers.speed(request.num_sampled)
+        token_cost, first_token_cost = speed * token_cost, speed * first_token_cost
+        text, start_s, probability, gain = request.seq.tokens, time.thread_time(), 1.0, -first_token_cost
+        length, positions = len(text), list[tuple[int, list[RatedGuess], int]]()
+        with DraftWalk(request, self._token_masks) as walk:
+            while len(walk.draft.tokens) < max_tokens and time.thread_time() - start_s < MAX_WALK_S:
+                position = len(text)
+                guesses = request.proposers.guesses(text.view(), walk.forced_end)
+                token, rate = _best_guess(walk, guesses)
+                probability *= rate
+                num_added = 0
+                if probability >= token_cost:
+                    num_added = walk.append(token, max_tokens - len(walk.draft.tokens))
+                positions.append((position, guesses, token if num_added else -1))
+                if not num_added:
+                    break
+                gain += probability - token_cost * (1 + (num_added - 1) * (1 - probability))
+            draft = walk.finish()
+        pays = gain > 0 and bool(draft.tokens)
+        for position, guesses, drafted in positions if pays else positions[:1]:
+            request.proposers.remember(position, guesses, drafted if pays else -1)
+        assert len(text) == length
+        return draft if pays else None
+
+
+def _best_guess(walk: DraftWalk, guesses: list[RatedGuess]) -> tuple[int, float]:
+    """Returns the allowed token that is most likely next, and how likely it is; (-1, 0.0) without any."""
+    if walk.forced_queue:
+        return walk.forced_queue[0], 1.0
+    return next(((guess.token, guess.rate) for guess in guesses if walk.allows(guess.token)), (-1, 0.0))

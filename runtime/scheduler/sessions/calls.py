@@ -123,11 +123,12 @@ class CallTracker:
         if span is not None and span.end is not None:
             self._send_value_end(request, span.end)
             num_completion = span.end.num_tokens
-            num_forced = sum(index < num_completion for index in span.forced)
+            num_forced = sum(position - request.output_start < num_completion for position in request.forced_positions)
         else:
             self.send_tokens(request, request.num_output)
         num_reasoning = min(request.num_reasoning, num_completion)
-        usage = request.metrics.usage(num_completion, num_forced, request.num_accepted_drafts, num_reasoning)
+        num_drafted = min(request.num_accepted_drafts, num_completion)
+        usage = request.metrics.usage(num_completion, num_forced, num_drafted, num_reasoning)
         reply = Finished(
             request.call_id,
             finish_info.reason,
@@ -180,6 +181,8 @@ class CallTracker:
         """Removes a call from the batch and sends its final reply. Its computed tokens become cache."""
         session = self._sessions.pop(call)
         session.active_call = None
+        if isinstance(call, GenerationRequest):
+            self.batch_scheduler.drafter.end(call)
         self.totals.add(call)
         self.deadlines.drop(session.key, call.call_id)
         self.num_open -= 1

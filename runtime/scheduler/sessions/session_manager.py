@@ -9,7 +9,6 @@ from collections import Counter
 import msgspec
 
 from plait.constrained import CompilePool, CompileQueueFull, Grammar, GrammarError, Reasoning, Structural, Vocabulary
-from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, ProgramId
 from plait.runtime.config import EngineConfig
@@ -288,6 +287,7 @@ class SessionManager:
         request.healing = healing
         self.calls.start(session, request)
         if message.constraint is not None:
+            request.constraint_hash = hash((message.constraint, message.trailing_text))
             if message.trailing_text:
                 self.output_processor.set_trailing_text(request, message.trailing_text)
             request.exact_spec = message.constraint if params.exact else None
@@ -295,9 +295,7 @@ class SessionManager:
             request.has_free_text = isinstance(value_spec, Structural) and value_spec.free_text
             self.calls.submit_grammar(request, message.constraint)
             return
-        if not (params.logprobs or params.has_penalties):
-            # Verification of draft tokens returns no logprobs, and its penalties do not count earlier draft tokens.
-            request.ngram_proposer = NgramProposer()
+        self.batch_scheduler.drafter.begin(request)
         self.batch_scheduler.add(request)
 
     def _start_constrained(self, request: GenerationRequest, outcome: Grammar | GrammarError) -> None:
@@ -321,6 +319,7 @@ class SessionManager:
             self.calls.fail(request, VALUE_DOES_NOT_FIT, str(error))
             return
         if finish_info is None:
+            self.batch_scheduler.drafter.begin(request)
             self.batch_scheduler.add(request)
         else:
             self.calls.finish_generation(request, finish_info)

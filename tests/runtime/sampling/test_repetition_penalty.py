@@ -71,7 +71,7 @@ def test_a_window_has_the_last_tokens_only(ops, prompt, output, last_n, seed):
 def test_an_empty_window_is_no_penalty():
     params = sampling_params(repetition_penalty=1.7, repeat_last_n=0)
     assert request_after([1], [2], repetition_penalty=1.7, repeat_last_n=0).seen_tokens is None
-    assert not params.has_penalties and sampling_params(repeat_last_n=64) == sampling_params()
+    assert not params.has_repetition_penalty and sampling_params(repeat_last_n=64) == sampling_params()
 
 
 def test_requests_without_the_penalty_keep_no_set_of_tokens():

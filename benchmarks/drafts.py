@@ -1,0 +1,259 @@
+"""What drafts save: the same work without them, with prompt lookup only, and with all proposers, alternating.
+
+    python benchmarks/drafts.py [--only extraction] [--rounds 3] [--streams 1,8] [--records 200]
+
+Prints for each workload the steps, the tokens that the model computed, the accepted draft tokens, the processor time
+and the wall time, each relative to no drafts. Quotes and edits of code repeat their prompt; prose does not. The
+extraction fills a JSON schema for each of many records; the agent chooses tools and writes their arguments; the edits
+ask for one change after another of one file.
+Decoding is greedy, so all give the same tokens except for rounding. The model is small: it edits badly, but does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from plait.constrained import JsonSchema
+from plait.runtime.client.client import Client
+from plait.runtime.process.engine import Engine
+from plait.runtime.sampling_params import sampling_params
+
+DOCUMENT = """The lighthouse at Cape Merrow was built in 1874 by the engineer Ada Lindqvist. Its tower is 41 metres
+tall and made of granite blocks that were shipped from the island of Varn. The lamp burned whale oil until 1902, when
+it was replaced by an electric arc light with a range of 32 kilometres. The keeper's house was abandoned in 1961."""
+CODE = """def total(items, rate):
+    result = 0
+    for item in items:
+        price = item.price * item.count
+        if item.is_taxed:
+            price = price + price * rate
+        result = result + price
+    return result
+
+
+def mean(items, rate):
+    if not items:
+        return 0
+    result = total(items, rate) / len(items)
+    return result
+
+
+def report(items, rate):
+    print("items:", len(items))
+    print("total:", total(items, rate))
+    print("mean:", mean(items, rate))
+"""
+TABLES = """CREATE TABLE users (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    email TEXT NOT NULL,
+    created_at TIMESTAMP
+);
+
+CREATE TABLE orders (
+    id INTEGER PRIMARY KEY,
+    user_id INTEGER REFERENCES users(id),
+    total REAL NOT NULL,
+    created_at TIMESTAMP
+);
+"""
+TESTS = """def test_add():
+    basket = Basket("ada", 0.1)
+    basket.add("apple", 3)
+    basket.add("pear", 2)
+    assert basket.count() == 5
+    assert basket.price() == 11
+
+
+def test_remove():
+    basket = Basket("ada", 0.1)
+    basket.add("apple", 3)
+    basket.remove("apple")
+    assert basket.count() == 0
+    assert basket.price() == 0
+"""
+
+
+def chat_prompt(request: str, answer: str = "") -> str:
+    return f"<|im_start|>user\nRequest {{number}}: {request}<|im_end|>\n<|im_start|>assistant\n{answer}"
+
+
+def edit_prompt(request: str, language: str, code: str, output_prefix: str = "") -> str:
+    return chat_prompt(f"{request}\n```{language}\n{code}```", f"```{language}\n{output_prefix}")
+
+
+PROMPTS = {
+    "a quote from a document": f'{{number}}. {DOCUMENT}\n\nThe document says: "The lighthouse at Cape Merrow was',
+    "an answer that quotes": chat_prompt(
+        f"{DOCUMENT}\n\nWhat does the document say about the tower and the lamp? Quote it."
+    ),
+    "edit: rename, begun": edit_prompt(
+        "Rename the variable `result` to `amount`:", "python", CODE, "def total(items, rate):\n    amount = 0\n"
+    ),
+    "edit: rename": edit_prompt("Rename the variable `result` to `amount`:", "python", CODE),
+    "edit: tables": edit_prompt("Rename the column `created_at` to `made_at`:", "sql", TABLES),
+    "edit: a test": edit_prompt("Add a test for `clear`:", "python", TESTS),
+    "a story": "{number}. Once upon a time, in a village between two mountains, a girl could talk to the wind.",
+    "an answer": "{number}. Question: Why is the sky blue during the day and red in the evening?\nAnswer:",
+    "an explanation": chat_prompt("Explain how a bicycle stays upright."),
+}
+
+
+SETTINGS = {"none": {"drafts": ()}, "lookup": {"drafts": ("prompt",)}, "all": {}}
+NAMES, SURNAMES = ("Ada", "Boris", "Carla", "Dmitri", "Elena", "Farid"), ("Lindqvist", "Okafor", "Moreau", "Tanaka")
+ROLES = ("engineer", "designer", "accountant", "lawyer")
+CITIES = {"Lisbon": "Portugal", "Lyon": "France", "Osaka": "Japan", "Oslo": "Norway", "Porto": "Portugal"}
+PERSON = JsonSchema(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "age": {"type": "integer"},
+            "role": {"enum": [*ROLES, "other"]},
+            "city": {"type": "string"},
+            "country": {"type": "string"},
+            "email": {"type": "string"},
+            "is_employed": {"type": "boolean"},
+        },
+        "required": ["name", "age", "role", "city", "country", "email", "is_employed"],
+    }
+)
+TOOLS = {
+    "search_flights": {"origin": list(CITIES), "destination": list(CITIES), "date": "2026-12-{day:02}"},
+    "book_hotel": {"city": list(CITIES), "nights": "{nights}", "date": "2026-12-{day:02}"},
+    "get_weather": {"city": list(CITIES), "date": "2026-12-{day:02}"},
+}
+CALL = JsonSchema(
+    {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {
+                    "tool": {"const": tool},
+                    "arguments": {
+                        "type": "object",
+                        "properties": {name: {"type": "string"} for name in arguments},
+                        "required": list(arguments),
+                    },
+                },
+                "required": ["tool", "arguments"],
+            }
+            for tool, arguments in TOOLS.items()
+        ]
+    }
+)
+Work = tuple[str, JsonSchema | None]  # a prompt, and what its answer has to match
+
+
+def extraction(count: int) -> Iterator[Work]:
+    rng = random.Random(0)
+    for number in range(count):
+        name, city = f"{rng.choice(NAMES)} {rng.choice(SURNAMES)}", rng.choice(list(CITIES))
+        text = (
+            f"{name} is {rng.randint(20, 64)} years old, lives in {city}, {CITIES[city]}, and works as "
+            f"{rng.choice(ROLES)}. Mail: {name.lower().replace(' ', '.')}@example.com"
+        )
+        yield chat_prompt(f"Extract the person of this record as JSON.\n{text}").format(number=number), PERSON
+
+
+def agent(count: int) -> Iterator[Work]:
+    rng = random.Random(1)
+    for number in range(count):
+        cities, day = rng.sample(list(CITIES), 2), rng.randint(1, 28)
+        task = rng.choice(
+            [
+                f"Find a flight from {cities[0]} to {cities[1]} on 2026-12-{day:02}.",
+                f"Book a hotel in {cities[0]} for {rng.randint(1, 5)} nights from 2026-12-{day:02}.",
+                f"How is the weather in {cities[0]} on 2026-12-{day:02}?",
+            ]
+        )
+        tools = "; ".join(f"{tool}({', '.join(arguments)})" for tool, arguments in TOOLS.items())
+        yield chat_prompt(f"Tools: {tools}. Answer with one call as JSON. {task}").format(number=number), CALL
+
+
+def edits(count: int) -> Iterator[Work]:
+    changes = ("Rename `result` to `amount`", "Add a docstring to `mean`", "Round the mean", "Print the rate too")
+    for number in range(count):
+        yield edit_prompt(f"{changes[number % len(changes)]}:", "python", CODE).format(number=number), None
+
+
+MANY: dict[str, Callable[[int], Iterator[Work]]] = {"extraction": extraction, "agent": agent, "edits": edits}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds of each prompt")
+    parser.add_argument("--streams", default="1", help="concurrent texts, several numbers with commas")
+    parser.add_argument("--records", type=int, default=200, help="calls of the extraction, the agent and the edits")
+    parser.add_argument("--only", default="", help="part of the names of the workloads that are run")
+    options = parser.parse_args()
+    engines = {name: Engine(**settings) for name, settings in SETTINGS.items()}
+    for streams in map(int, options.streams.split(",")):
+        for name, prompt in PROMPTS.items():
+            if options.only in name:
+                works = [(prompt.format(number=number), None) for number in range(streams * (options.rounds + 1))]
+                compare(name, works, engines, streams)
+        for name, make_works in MANY.items():
+            if options.only in name:
+                compare(name, list(make_works(options.records)), engines, streams)
+    for engine in engines.values():
+        engine.shutdown()
+
+
+def compare(name: str, works: list[Work], engines: dict[str, Engine], streams: int) -> None:
+    totals: dict[str, Counter[str]] = {mode: Counter() for mode in engines}
+    ratios: dict[str, list[float]] = {mode: [] for mode in engines}
+    num_different = 0
+    for first in range(0, len(works), streams):
+        outcomes = {mode: run_once(engine.client, works[first : first + streams]) for mode, engine in engines.items()}
+        if first == 0:
+            continue  # the warm-up
+        for mode, (counts, outputs) in outcomes.items():
+            totals[mode] += counts
+            num_different += outputs != outcomes["none"][1]
+            ratios[mode].append(outcomes["none"][0]["wall_us"] / counts["wall_us"])
+    print(f"{name}, {streams} streams, {totals['none']['tokens']} tokens; {num_different} rounds differ")
+    for mode, counts in totals.items():
+        fewer, cpu, wall = (totals["none"][unit] / counts[unit] for unit in ("steps", "cpu_us", "wall_us"))
+        print(
+            f"    {mode:7}{counts['steps']:6} steps ({fewer:.2f} x fewer), {counts['computed']} computed, "
+            f"{counts['drafted']} drafted, {counts['forced']} forced, processor {counts['cpu_us'] / 1e6:.2f} s "
+            f"({cpu:.2f} x), wall {counts['wall_us'] / 1e6:.2f} s ({wall:.2f} x, "
+            f"median {statistics.median(ratios[mode]):.2f} x)",
+            flush=True,
+        )
+
+
+def run_once(client: Client, works: list[Work]) -> tuple[Counter[str], list[list[int]]]:
+    sessions = [client.open_session() for _ in works]
+    before = client.status()
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    calls = []
+    for session, (prompt, constraint) in zip(sessions, works, strict=True):
+        session.append(prompt, control=True)
+        is_chat, stop = prompt.startswith("<|"), ["```"] if "```" in prompt else []
+        params = sampling_params(max_tokens=160, temperature=0.0, stop=stop, ignore_eos=not is_chat)
+        calls.append(session.generate(params, constraint))
+    results = [call.result() for call in calls]
+    after = client.status()
+    counts = Counter(
+        wall_us=round(1e6 * (time.perf_counter() - start_s)),
+        cpu_us=round(1e6 * (time.process_time() - start_cpu_s)),
+        steps=after.steps - before.steps,
+        computed=after.computed_tokens - before.computed_tokens,
+        tokens=sum(len(result.token_ids) for result in results),
+        drafted=sum(result.usage.drafted_tokens for result in results),
+        forced=sum(result.usage.forced_tokens for result in results),
+    )
+    for session in sessions:
+        session.close()
+    return counts, [result.token_ids for result in results]
+
+
+if __name__ == "__main__":
+    main()
