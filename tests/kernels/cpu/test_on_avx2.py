@@ -22,6 +22,7 @@ TESTS = [
     "test_row_updates.py",
     "gemm/test_packed_linear.py::test_non_finite_inputs_give_non_finite_results",
     "gemm/test_packed_linear.py::test_machine_code_uses_registers_of_the_target_cpu",
+    "gemm/test_layout_kernels.py::test_one_row_loads_its_weights_in_the_order_of_memory",
     "test_ops.py::test_add_rms_norm",
     "test_ops.py::test_rounding_to_bfloat16_is_to_nearest_even",
     "attention/test_paged.py::test_attention_matches_reference_with_bits_independent_of_batch",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 import numpy as np
 import pytest
 from kernel_calls import unpacked
@@ -52,3 +55,15 @@ def test_a_folder_that_cannot_be_written_costs_time_only(compiled):
     load_and_use()
     load_and_use()
     assert names == [FORM] * 2
+
+
+def test_one_row_loads_its_weights_in_the_order_of_memory():
+    """The lines of one half of a tile after those of the other; Zen 4 reads half as fast where they alternate."""
+    product = layout_kernels.assembly("BF16").split("\nproduct:", 1)[1]
+    loads = re.findall(r"\tv\w+\t(-?\d*)\((%r[^s]\w+)\), ", product.split("\n\tj", 2)[1])
+    (weights, _), *_ = Counter(register for _, register in loads).most_common()
+    offsets = [int(offset or 0) for offset, register in loads if register == weights]
+    halves = sorted(set(offsets))
+    middle = halves[len(halves) // 2]
+    assert len(halves) >= 32
+    assert max(i for i, x in enumerate(offsets) if x < middle) < min(i for i, x in enumerate(offsets) if x >= middle)
