@@ -46,6 +46,7 @@ RUNTIME_ORDER = (
         "weights",
         "adapters",
         "kv_cache",
+        "drafts",
         "batch",
         "sampling",
         "executor",

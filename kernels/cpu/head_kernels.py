@@ -11,7 +11,6 @@ from plait.kernels.cpu import decoder_args as arg
 from plait.kernels.cpu.attention import online_softmax
 from plait.kernels.cpu.decoder_args import activations_at, thread_context
 from plait.kernels.cpu.gemm.packed_linear import linear
-from plait.kernels.cpu.gemm.row_argmax import row_argmax
 from plait.kernels.cpu.kernel_args import (
     args_at,
     float32_matrix,
@@ -24,6 +23,7 @@ from plait.kernels.cpu.kernel_types import RowUpdates
 from plait.kernels.cpu.ops import quantize_blocks
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART
 from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_work, mark_done
+from plait.kernels.cpu.row_argmax import row_argmax
 from plait.kernels.cpu.vector_ops import address_of
 
 

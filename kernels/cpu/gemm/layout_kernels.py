@@ -18,7 +18,7 @@ from plait.kernels.cpu.compiler import object_code
 from plait.kernels.cpu.gemm.int8_kernel import ProductArgs, generate_product
 from plait.kernels.cpu.gemm.layouts import LAYOUTS, PackedLayout
 from plait.kernels.cpu.gemm.panel_kernel import PassArgs, generate_dequantize, generate_output, generate_pass
-from plait.kernels.cpu.prefetch_choice import prefetches
+from plait.kernels.cpu.gemm.prefetch_choice import prefetches
 
 
 class LayoutKernel(NamedTuple):

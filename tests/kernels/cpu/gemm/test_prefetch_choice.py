@@ -10,8 +10,7 @@ from stored_weights import random_weight
 
 from plait.kernels.cpu.compiler import object_code
 from plait.kernels.cpu.decoder import missing_features
-from plait.kernels.cpu import prefetch_choice
-from plait.kernels.cpu.gemm import layout_kernels, packed_weights
+from plait.kernels.cpu.gemm import layout_kernels, packed_weights, prefetch_choice
 from plait.kernels.cpu.gemm.int8_kernel import FAR, NEAR
 from plait.kernels.cpu.gemm.layouts import LAYOUTS
 
