@@ -64,7 +64,7 @@ class TrailingText:
         ids, found = self.vocabulary.ids_by_bytes, list[_Spanning]()
         for length in range(1, min(len(self.data), MAX_SPANNED_BYTES) + 1):
             head = self.data[:length]
-            for token in self.vocabulary.ids_by_last_byte.get(head[-1], ()):
+            for token in self.vocabulary.ids_by_last_byte[head[-1]].tolist():
                 data = self.vocabulary.token_bytes[token]
                 if len(data) > length and data.endswith(head) and data[:-length] in ids:
                     found.append(_Spanning(token, ids[data[:-length]], length))

@@ -21,7 +21,7 @@ def compile_choices(spec: Choices, vocabulary: Vocabulary) -> TokenDfa:
     long = next((index for index, text in enumerate(texts) if len(text) > MAX_CHOICE_BYTES), None)
     if long is not None:
         raise GrammarError(f"the choice is longer than {MAX_CHOICE_BYTES} bytes", long)
-    words = ByteTrie(enumerate(texts))
+    words = ByteTrie(texts)
     try:
         table = build_token_dfa(words.step, 0, words.is_terminal, vocabulary)
     except DfaTooLarge:

@@ -9,55 +9,61 @@ a/   \c              byte          = [ 0, a, b, a, c]
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 Int32Array = NDArray[np.int32]
+Int64Array = NDArray[np.int64]
 NO_CHILD = -1
+_BLOCK = 1 << 15  # strings that are measured without a look at other threads, for about a millisecond
+_WORD = 8  # bytes that are compared at once
 
 
 class ByteTrie:
-    """The prefix tree of `entries`, pairs of (number, non-empty byte string); strings may occur twice.
+    """The prefix tree of `strings`, whose entries are their positions; strings may occur twice.
+
+    Empty strings and the positions in `without` are no entries. No part of the work keeps other threads of the
+    interpreter waiting for more than some milliseconds.
 
     `child_offsets` [N+1] bounds each node's children, `byte` [N] labels the edge into a node, and `entry_offsets` [N+1]
-    bounds each node's slice of `entry_ids`, the entries that end at the node. `parent` [N] is -1 for the root.
-    `num_by_first_byte` [256] counts the entries.
+    bounds each node's slice of `entry_ids`, the entries that end at the node, in order. `parent` [N] is -1 for the
+    root. `sorted_entry_ids` has all entries in byte order. `num_by_first_byte` [256] counts the entries.
 
-    >>> trie = ByteTrie([(7, b"aa"), (8, b"ac"), (9, b"b")])
+    >>> trie = ByteTrie([b"", b"aa", b"ac", b"b"])
     >>> len(trie), trie.child_offsets.tolist(), trie.entry_ids.tolist()
-    (5, [1, 3, 5, 5, 5, 5], [9, 7, 8])
+    (5, [1, 3, 5, 5, 5, 5], [3, 1, 2])
     """
 
-    def __init__(self, entries: Iterable[tuple[int, bytes]]) -> None:
-        ordered = sorted(entries, key=lambda entry: entry[1])
-        text = np.frombuffer(b"".join(string for _, string in ordered), np.uint8)
-        lengths = np.array([len(string) for _, string in ordered], np.int64)
-        offsets = np.cumsum(lengths) - lengths
-        node = np.zeros(len(ordered), np.int64)
-        parents, labels, count = [np.array([-1])], [np.zeros(1, np.uint8)], 1
-        for depth in range(int(lengths.max(initial=0))):
-            alive = np.flatnonzero(lengths > depth)
+    def __init__(self, strings: Sequence[bytes], without: Collection[int] = ()) -> None:
+        text, offsets, lengths = flatten(strings)
+        is_entry = lengths > 0
+        is_entry[list(without)] = False
+        ordered = _byte_order(text, offsets, lengths, np.flatnonzero(is_entry))
+        offsets, lengths = offsets[ordered], lengths[ordered]
+        node, alive = np.zeros(len(ordered), np.int64), np.arange(len(ordered))
+        parents, labels, count, depth = [np.array([-1])], [np.zeros(1, np.uint8)], 1, 0
+        while len(alive):
             parent, label = node[alive], text[offsets[alive] + depth]
             is_new = np.ones(len(alive), np.bool_)
             is_new[1:] = (parent[1:] != parent[:-1]) | (label[1:] != label[:-1])
             node[alive] = count - 1 + np.cumsum(is_new)
             parents.append(parent[is_new])
             labels.append(label[is_new])
-            count += int(is_new.sum())
+            count, depth = count + len(parents[-1]), depth + 1
+            alive = alive[lengths[alive] > depth]
         parent = np.concatenate(parents)
         self.parent: Int32Array = parent.astype(np.int32)
         self.byte: NDArray[np.uint8] = np.concatenate(labels)
         bounds = np.arange(count + 1)
         self.child_offsets: Int32Array = np.searchsorted(parent, bounds).astype(np.int32)
         by_node = np.argsort(node, kind="stable")
-        entry_ids = np.array([number for number, _ in ordered], np.int32)
-        self.entry_ids: Int32Array = entry_ids[by_node]
+        self.sorted_entry_ids: Int32Array = ordered.astype(np.int32)
+        self.entry_ids: Int32Array = self.sorted_entry_ids[by_node]
         self.entry_offsets: Int32Array = np.searchsorted(node[by_node], bounds).astype(np.int32)
-        self.sorted_entry_ids: Int32Array = entry_ids
         self.num_by_first_byte: Int32Array = np.bincount(text[offsets], minlength=256).astype(np.int32)
-        self._keys: NDArray[np.int64] = parent * 256 + self.byte
+        self._keys: Int64Array = parent * 256 + self.byte
 
     def __len__(self) -> int:
         return len(self.byte)
@@ -73,6 +79,51 @@ class ByteTrie:
         children = np.searchsorted(self._keys, keys)
         children[children == len(self._keys)] = 0
         return np.where(self._keys[children] == keys, children, NO_CHILD).astype(np.int32)
+
+    def find(self, text: bytes) -> int:
+        """Returns the node of a text; NO_CHILD (-1) if no string begins with it.
+
+        >>> ByteTrie([b"aa", b"ac"]).find(b"a"), ByteTrie([b"aa", b"ac"]).find(b"ab")
+        (1, -1)
+        """
+        node = 0
+        for label in text:
+            begin, end = self.child_offsets[node], self.child_offsets[node + 1]
+            node = int(begin + np.searchsorted(self.byte[begin:end], label))
+            if node == end or self.byte[node] != label:
+                return NO_CHILD
+        return node
+
+
+def flatten(strings: Sequence[bytes]) -> tuple[NDArray[np.uint8], Int64Array, Int64Array]:
+    """Returns the bytes of all strings, where each begins, and the length of each.
+
+    >>> [part.tolist() for part in flatten([b"ab", b"", b"c"])]
+    [[97, 98, 99], [0, 2, 2], [2, 0, 1]]
+    """
+    blocks = (strings[begin : begin + _BLOCK] for begin in range(0, len(strings), _BLOCK))
+    lengths = np.concatenate([np.zeros(0, np.int64), *(np.fromiter(map(len, block), np.int64) for block in blocks)])
+    return np.frombuffer(b"".join(strings), np.uint8), np.cumsum(lengths) - lengths, lengths
+
+
+def _byte_order(text: NDArray[np.uint8], offsets: Int64Array, lengths: Int64Array, chosen: Int64Array) -> Int64Array:
+    """Returns `chosen`, the positions of some strings, in byte order; equal strings in order of position.
+
+    It sorts by the last word of eight bytes first, as a radix sort does. Sorting numbers releases the interpreter's
+    lock, which sorting a list of bytes does not.
+    """
+    order = np.zeros(0, np.int64)  # the strings that are longer than the word at hand, sorted by what follows it
+    num_words = -(-lengths[chosen] // _WORD)
+    columns = np.arange(_WORD)
+    for word in range(int(num_words.max(initial=0)) - 1, -1, -1):
+        last = chosen[num_words == word + 1]  # its words before this one are looked at later
+        last = last[np.argsort(lengths[last], kind="stable")]  # a text before the same text with zeros behind it
+        order = np.concatenate((last, order))
+        rest = np.minimum(lengths[order] - word * _WORD, _WORD)
+        places = np.minimum(offsets[order, None] + (word * _WORD + columns), len(text) - 1)
+        letters = np.where(columns < rest[:, None], text[places], 0)
+        order = order[np.argsort(np.ascontiguousarray(letters).view(">u8")[:, 0].astype(np.uint64), kind="stable")]
+    return order
 
 
 def expand_slices(offsets: Int32Array, rows: Int32Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.constrained.tokens.byte_trie import flatten
 from plait.constrained.tokens.json_scanner import ALL_JSON, JsonRegions, ends_in_string
 
 MAX_DIGITS = 23
@@ -30,11 +31,14 @@ class NumberLimiter:
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         self._token_bytes = token_bytes
-        heads = np.frombuffer(b"".join(token[:1] or b"\0" for token in token_bytes), np.uint8)
+        text, offsets, lengths = flatten(token_bytes)
+        heads, tails = np.zeros(len(token_bytes), np.uint8), np.zeros(len(token_bytes), np.uint8)
+        has_text = lengths > 0
+        heads[has_text], tails[has_text] = text[offsets[has_text]], text[(offsets + lengths)[has_text] - 1]
         self._continues = np.isin(heads, np.frombuffer(_DIGITS + b".eE", np.uint8))
         self._non_number_mask = _pack_bits(~self._continues)  # int32 [ceil(V/32)]
         self._quote_mask = _pack_bits(heads == ord('"'))
-        self._ends_in_digit = bytes(token[-1:] in _DIGITS and token != b"" for token in token_bytes)
+        self._ends_in_digit = np.isin(tails, np.frombuffer(_DIGITS, np.uint8)).tobytes()
 
     def continues_number(self, token: int) -> bool:
         """Returns whether the token, after a number, continues it."""

@@ -28,7 +28,7 @@ class TokenTrie:
     node). `node_of_token` [V] is the node at which each token ends, or -1; `has_tokens` [N] whether any token does.
     `byte` [N] is one byte of each node's class. `partition` SINGLE_BYTES: every byte is a class of its own.
 
-    >>> tokens = ByteTrie([(0, b"ab"), (1, b"xy"), (2, b"a"), (3, b"a1")])
+    >>> tokens = ByteTrie([b"ab", b"xy", b"a", b"a1"])
     >>> letters = TokenTrie(tokens, bytes(97 <= byte <= 122 for byte in range(256)), width=4)
     >>> letters.child_offsets.tolist(), letters.node_of_token.tolist()
     ([1, 2, 3, 3], [2, 2, 1, -1])
@@ -139,7 +139,7 @@ def _number(keys: NDArray[np.int64], end: int) -> tuple[NDArray[np.int64], NDArr
 class TokenTries:
     """The token tries of a vocabulary of `width` tokens by partition; the last 16 are kept. Thread-safe.
 
-    >>> TokenTries(ByteTrie([(0, b"a")]), 1).get(SINGLE_BYTES).node_of_token.tolist()
+    >>> TokenTries(ByteTrie([b"a"]), 1).get(SINGLE_BYTES).node_of_token.tolist()
     [1]
     """
 

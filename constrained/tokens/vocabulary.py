@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.tokens.byte_trie import ByteTrie
+from plait.constrained.tokens.byte_trie import NO_CHILD, ByteTrie, Int32Array
 from plait.constrained.tokens.completion_search import CompletionSearch
 from plait.constrained.tokens.number_limiter import NumberLimiter
 from plait.constrained.tokens.token_trie import SINGLE_BYTES, TokenTries
@@ -84,9 +83,8 @@ class Vocabulary:
 
     @cached_property
     def trie(self) -> ByteTrie:
-        """The prefix tree of the tokens that add text, without end tokens. Takes about 50 ms for 49,152 tokens."""
-        ends = frozenset(self.eos_ids)
-        return ByteTrie((i, token) for i, token in enumerate(self.token_bytes) if token and i not in ends)
+        """The prefix tree of the tokens that add text, without end tokens. Takes about 20 ms for 49,152 tokens."""
+        return ByteTrie(self.token_bytes, without=self.eos_ids)
 
     @cached_property
     def token_tries(self) -> TokenTries:
@@ -104,7 +102,7 @@ class Vocabulary:
     def warm_up_forced_tokens(self) -> None:
         """Computes what every matcher needs to spell forced text: also a tokenizer that is built when first used."""
         self.encode(" ")
-        self.is_proper_prefix_of_token(b"a")
+        len(self.trie)
 
     def is_proper_prefix_of_token(self, text: bytes) -> bool:
         """Returns whether `text` is a proper prefix of some token.
@@ -112,13 +110,8 @@ class Vocabulary:
         >>> Vocabulary((b"", b"a", b"ab"), (0,), lambda text: []).is_proper_prefix_of_token(b"a")
         True
         """
-        place = bisect_right(self._sorted_tokens, text)  # equal ones come before
-        return bool(text) and place < len(self._sorted_tokens) and self._sorted_tokens[place].startswith(text)
-
-    @cached_property
-    def _sorted_tokens(self) -> list[bytes]:
-        """The tokens that add text, without end tokens, in byte order."""
-        return [self.token_bytes[token] for token in self.trie.sorted_entry_ids.tolist()]
+        node = self.trie.find(text)
+        return bool(text) and node != NO_CHILD and bool(np.diff(self.trie.child_offsets[node : node + 2])[0])
 
     @cached_property
     def max_token_bytes(self) -> int:
@@ -128,9 +121,8 @@ class Vocabulary:
     @cached_property
     def ids_by_bytes(self) -> dict[bytes, int]:
         """The token of each byte string that is one, without end tokens; of several, the one with the lowest id."""
-        ends = frozenset(self.eos_ids)
-        numbered = reversed(list(enumerate(self.token_bytes)))
-        return {token: i for i, token in numbered if token and i not in ends}
+        ends, tokens = frozenset(self.eos_ids), self.token_bytes
+        return {tokens[i]: i for i in range(len(tokens) - 1, -1, -1) if tokens[i] and i not in ends}
 
     def token_of(self, text: str) -> int | None:
         """Returns the token whose whole text, or name of a control token, is `text`; None if no token's is.
@@ -142,12 +134,12 @@ class Vocabulary:
         return self.ids_by_bytes.get(text.encode()) if named is None else named
 
     @cached_property
-    def ids_by_last_byte(self) -> dict[int, list[int]]:
-        """The tokens that end with each byte."""
-        found: dict[int, list[int]] = {}
-        for token, i in self.ids_by_bytes.items():
-            found.setdefault(token[-1], []).append(i)
-        return found
+    def ids_by_last_byte(self) -> list[Int32Array]:
+        """The tokens that end with each byte, without end tokens; of several with one text, the lowest id."""
+        is_end = self.trie.is_terminal
+        ids, last = self.trie.entry_ids[self.trie.entry_offsets[:-1][is_end]], self.trie.byte[is_end]
+        bounds = np.cumsum(np.bincount(last, minlength=256))[:-1]
+        return np.split(ids[np.argsort(last, kind="stable")], bounds)
 
     def spell_bytes(self, data: bytes) -> list[int]:
         """Covers `data` with tokens, always taking the longest that matches; skips bytes that no token begins with.
