@@ -18,6 +18,7 @@ CONTINUING = {b"%c" % byte for byte in b"0123456789.eE"}
 
 @given(TEXTS, st.sets(st.integers(0, 29)))
 @example([b"a" * 8 + b"\0", b"a" * 8, b"a" * 7, b"a" * 8 + b"\0\0", b"a" * 16], set())
+@example([b"a\0\0", b"a\0", b"a", b"a" * 9 + b"\0", b"a" * 9], set())
 @example([], set())
 def test_the_tree_of_any_strings(strings: list[bytes], without: set[int]) -> None:
     without = {place for place in without if place < len(strings)}
