@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock
 from time import thread_time
 from typing import Generic, TypeVar
@@ -34,7 +35,13 @@ class GrammarBuilds(Generic[Key]):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._warm_up_lock, self._is_warm = Lock(), False
+        self._warm_up_lock = Lock()
+        self.warm_up_pieces: list[Callable[[], object]] = [  # those that are left of `warm_up`
+            vocabulary.warm_up,
+            warm_up_classes,
+            lambda: warm_up(vocabulary),
+            vocabulary.warm_up_forced_tokens,
+        ]
         self._calls: BackgroundCalls[Key, tuple[Grammar | GrammarError, float]] | None = None  # set while open
         self.running: set[Key] = set()
 
@@ -55,12 +62,17 @@ class GrammarBuilds(Generic[Key]):
 
     def warm_up(self) -> None:
         """Builds the tables that all grammars share; waits if another thread is building them."""
+        while self.warm_up_pieces:
+            self.warm_up_piece()
+
+    def warm_up_piece(self) -> None:
+        """Builds the next of the tables. Libraries build two of them in one call that keeps all threads waiting."""
         with self._warm_up_lock:
-            if not self._is_warm:
-                self._vocabulary.warm_up()
-                warm_up(self._vocabulary)
-                warm_up_classes()
-                self._is_warm = True
+            if self.warm_up_pieces:
+                try:
+                    self.warm_up_pieces[0]()
+                finally:  # what fails here fails again where it is needed
+                    del self.warm_up_pieces[0]
 
     def is_quick(self, answer: TokenDfaArrays | LlguidanceSource, spent_s: float) -> bool:
         """Returns whether the caller may build a grammar in its loop that a worker compiled in `spent_s` CPU seconds.
@@ -69,7 +81,7 @@ class GrammarBuilds(Generic[Key]):
         """
         if self._calls is None:
             return True
-        if not self._is_warm:
+        if self.warm_up_pieces:
             return False
         if isinstance(answer, LlguidanceSource):
             return spent_s <= QUICK_S

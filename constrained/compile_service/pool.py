@@ -95,6 +95,7 @@ class CompilePool:
         self._open = False
         self._last_start_succeeded = True  # False if the last process died before it was ready
         self._keeps_workers = start_eagerly  # whether workers run even if no job waits
+        self._is_warming_up = False  # in a thread, from the first constraint on
         self._builds = GrammarBuilds[PendingSpec](vocabulary)
         self._queue = SpecQueues(workers, tenant_weights)
         self._pending = PendingSpecs()
@@ -119,15 +120,25 @@ class CompilePool:
         self._dispatch()
 
     def start_workers(self) -> None:
-        """Starts the processes, and warms up the vocabulary in a thread. Does nothing if they are running.
-
-        Raises RuntimeError if the pool is not started.
-        """
+        """Starts the processes. Does nothing if they are running. Raises RuntimeError if the pool is not started."""
         self._require_open()
         if not self._keeps_workers:
             self._keeps_workers = True
-            Thread(target=self._builds.warm_up, daemon=True, name="plait-warm-up").start()
             self._dispatch()
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether what all grammars share is built."""
+        return not self._builds.warm_up_pieces
+
+    def warm_up_piece(self) -> None:
+        """Builds the next part of what all grammars share, in any thread. The first constraint builds what is left."""
+        self._builds.warm_up_piece()
+
+    def _warm_up_in_thread(self) -> None:
+        if not self._is_warming_up and not self.is_warm:
+            self._is_warming_up = True
+            Thread(target=self._builds.warm_up, daemon=True, name="plait-warm-up").start()
 
     def watch_others(self, is_beside_others: Callable[[str], bool]) -> None:
         """Sets what tells whether tenants other than a given one have work that wants the processor."""
@@ -162,6 +173,7 @@ class CompilePool:
             self._queue.put(pending, tenant)
         self._wait_limits.append((monotonic() + MAX_WAIT_S, ticket))
         self.start_workers()
+        self._warm_up_in_thread()
         self._dispatch()
         return ticket
 

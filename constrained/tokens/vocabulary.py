@@ -92,10 +92,10 @@ class Vocabulary:
         return TokenTries(self.trie, len(self))
 
     def warm_up(self) -> None:
-        """Computes the cached properties now; some tens of ms each for 49,152 tokens."""
+        """Computes the cached properties now, without the tokenizer; 50 ms for 49,152 tokens."""
         self.token_tries.get(SINGLE_BYTES)
-        self.warm_up_forced_tokens()
         len(self.byte_rank)
+        len(self.ids_by_bytes)
         len(self.ids_by_last_byte)
         self.number_limiter.continues_number(0)
 

@@ -9,14 +9,12 @@ processes, and the owner may have requests to finish. The owner ends this proces
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
 import shutil
 import sys
 import threading
-import time
 import traceback
 from functools import partial
 from pathlib import Path
@@ -29,13 +27,12 @@ from plait.host.owner import watch_owner
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError, PlaitError
 from plait.runtime.log_writer import LogWriter
+from plait.runtime.process.idle_work import IdleWork
 
 if TYPE_CHECKING:  # slow imports, which begin after the first report of progress
-    from plait.constrained import Vocabulary
     from plait.runtime.scheduler.engine_loop import EngineLoop
     from plait.runtime.transport.zmq_server import ZmqServerTransport
 
-COMPILE_PROCESSES_AFTER_S = 0.3  # without work, or when the first constraint comes, if that is earlier
 SWITCH_S = 0.0005  # for which another thread may keep the interpreter's lock from the loop; Python's default is 0.005
 MAX_ARGS_BYTES = 1 << 20
 
@@ -96,29 +93,12 @@ def _serve(args: WorkerArgs) -> int:
 
 
 def _run(engine_loop: EngineLoop, transport: ZmqServerTransport) -> None:
-    """Serves until the owner has exited.
-
-    The compile processes start in the background, so that the first constraint does not wait for them, and the
-    tokenizer is completed. Libraries hold the interpreter's lock for most of that, a fifth of a second (with Gemma's
-    tokenizer two seconds), and no sequence goes on. So it begins when the owner has had the time to connect and no
-    sequence has run for a moment: where some always do, the first constraint waits for it.
-    """
+    """Serves until the owner has exited, and prepares for constraints while no sequence runs."""
     sys.setswitchinterval(SWITCH_S)  # a step asks for the lock after each kernel, also beside the build of a grammar
-    start_at: float | None = time.monotonic() + COMPILE_PROCESSES_AFTER_S
+    idle_work = IdleWork(engine_loop.compiler)
     while not transport.should_stop:
-        engine_loop.step(timeout_s=None if start_at is None else max(0.0, start_at - time.monotonic()))
-        if start_at is not None and engine_loop.has_work:
-            start_at = time.monotonic() + COMPILE_PROCESSES_AFTER_S
-        if start_at is not None and time.monotonic() >= start_at:
-            start_at = None
-            engine_loop.compiler.start_workers()
-            threading.Thread(target=_prepare_tokenizer, args=(engine_loop.compiler.vocabulary,), daemon=True).start()
-
-
-def _prepare_tokenizer(vocabulary: Vocabulary) -> None:
-    """Builds what tokenizing a text needs, before a constraint or a stop string asks for it."""
-    with contextlib.suppress(PlaitError):  # the client finds the same error, and reports it
-        vocabulary.encode(" ")
+        engine_loop.step(timeout_s=idle_work.timeout_s())
+        idle_work.go_on(is_busy=engine_loop.has_work)
 
 
 def _exit_while_loading(is_loaded: threading.Event, directory: str) -> None:

@@ -1,4 +1,4 @@
-"""The loop of the runtime process: what it does first, and when it starts the compile processes."""
+"""The loop of the runtime process, and when it builds what constraints need."""
 
 from __future__ import annotations
 
@@ -8,69 +8,107 @@ from types import SimpleNamespace
 
 import pytest
 
-from plait.runtime.process import worker
+from plait.runtime.errors import CorruptModel
+from plait.runtime.process import idle_work, worker
+from plait.runtime.process.idle_work import IDLE_S, POLL_S, IdleWork
 
 
-class Loop:
-    """An engine loop and its transport. Each step takes `step_s`, or waits as long as it may if there is no message."""
+class Pool:
+    """A compile pool whose parts are built when the test says so."""
 
-    def __init__(self, clock: SimpleNamespace, step_s: float | None, num_steps: int) -> None:
-        self.clock, self.step_s, self.num_steps = clock, step_s, num_steps
+    def __init__(self, num_pieces: int) -> None:
+        self.left = num_pieces
         self.events: list[str] = []
-        self.busy_after = range(0)  # the numbers of steps after which a sequence runs
-        self.compiler = self.vocabulary = self
-        self.tokenized = threading.Event()
+        self.may_build = threading.Semaphore(0)
+        self.error: Exception | None = None
 
     @property
-    def should_stop(self) -> bool:
-        return self.num_steps == 0
+    def is_warm(self) -> bool:
+        return self.left == 0
 
-    @property
-    def has_work(self) -> bool:
-        return self.events.count("step") in self.busy_after
-
-    def step(self, timeout_s: float | None) -> None:
-        self.num_steps -= 1
-        self.events.append("waits" if timeout_s is None else "step")
-        self.clock.now += (timeout_s or 0.0) if self.step_s is None else self.step_s
-
-    def encode(self, text: str) -> list[int]:
-        self.tokenized.set()
-        return []
+    def warm_up_piece(self) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        self.events.append("begins")
+        assert self.may_build.acquire(timeout=60)
+        self.left -= 1
+        self.events.append("built")
+        if self.error is not None:
+            raise self.error
 
     def start_workers(self) -> None:
-        self.events.append("start")
+        self.events.append("processes")
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock, switch_s = SimpleNamespace(now=100.0), sys.getswitchinterval()
-    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(idle_work, "time", SimpleNamespace(monotonic=lambda: clock.now))
     yield clock
     sys.setswitchinterval(switch_s)
 
 
+def build(pool: Pool, work: IdleWork) -> None:
+    """Lets the part that was begun end."""
+    pool.may_build.release()
+    assert work._thread is not None
+    work._thread.join(60)
+
+
 def test_other_threads_give_the_interpreter_to_the_loop_at_once(clock) -> None:
-    worker._run(loop := Loop(clock, None, 1), loop)
+    steps: list[float | None] = []
+    loop = SimpleNamespace(compiler=Pool(1), has_work=False)
+    transport = SimpleNamespace(should_stop=False)
+
+    def step(timeout_s: float | None) -> None:
+        steps.append(timeout_s)
+        transport.should_stop = len(steps) == 2
+
+    loop.step = step
+    worker._run(loop, transport)
     assert sys.getswitchinterval() == worker.SWITCH_S < 0.001
+    assert steps == [pytest.approx(IDLE_S)] * 2
 
 
-@pytest.mark.parametrize(
-    ("step_s", "expected"),
-    [
-        (None, ["step", "start", "waits", "waits"]),  # no message comes
-        (worker.COMPILE_PROCESSES_AFTER_S / 2, ["step", "step", "start", "waits"]),  # messages and calls
-        (10.0, ["step", "start", "waits", "waits"]),
-    ],
-)
-def test_compile_processes_start_once_after_the_owner_could_connect(clock, step_s, expected) -> None:
-    loop = Loop(clock, step_s, 3)
-    worker._run(loop, loop)
-    assert loop.events == expected and loop.tokenized.wait(60)
+def test_parts_are_built_one_at_a_time_and_then_the_processes_start(clock) -> None:
+    work = IdleWork(pool := Pool(2))
+    work.go_on(is_busy=False)
+    assert pool.events == [] and work.timeout_s() == pytest.approx(IDLE_S), "the owner connects"
+    clock.now += IDLE_S
+    work.go_on(is_busy=False)
+    work.go_on(is_busy=False)
+    assert work.timeout_s() == POLL_S
+    build(pool, work)
+    work.go_on(is_busy=False)
+    build(pool, work)
+    assert pool.events == ["begins", "built"] * 2
+    work.go_on(is_busy=False)
+    work.go_on(is_busy=False)
+    assert pool.events == ["begins", "built"] * 2 + ["processes"] and work.timeout_s() is None
 
 
-def test_compile_processes_start_when_no_sequence_has_run_for_a_moment(clock) -> None:
-    loop = Loop(clock, worker.COMPILE_PROCESSES_AFTER_S / 2, 6)
-    loop.busy_after = range(1, 4)
-    worker._run(loop, loop)
-    assert loop.events == ["step"] * 5 + ["start", "waits"]
+def test_no_part_begins_while_sequences_run_and_shortly_after(clock) -> None:
+    work = IdleWork(pool := Pool(2))
+    clock.now += IDLE_S
+    work.go_on(is_busy=True)
+    clock.now += 0.9 * IDLE_S
+    work.go_on(is_busy=False)
+    assert pool.events == []
+    clock.now += 0.1 * IDLE_S + 1e-6
+    work.go_on(is_busy=False)
+    work.go_on(is_busy=True)  # a sequence comes while the first part is built
+    build(pool, work)
+    work.go_on(is_busy=False)
+    assert pool.events == ["begins", "built"] and 0 < work.timeout_s() <= IDLE_S
+    clock.now += IDLE_S
+    work.go_on(is_busy=False)
+    build(pool, work)
+    assert pool.events == ["begins", "built"] * 2
+
+
+def test_a_tokenizer_that_cannot_be_built_ends_no_process(clock) -> None:
+    work = IdleWork(pool := Pool(1))
+    pool.error, clock.now = CorruptModel("the lists contradict each other"), clock.now + IDLE_S
+    work.go_on(is_busy=False)
+    build(pool, work)
+    work.go_on(is_busy=False)
+    assert pool.events == ["begins", "built", "processes"]
