@@ -36,12 +36,7 @@ class GrammarBuilds(Generic[Key]):
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._warm_up_lock = Lock()
-        self.warm_up_pieces: list[Callable[[], object]] = [  # those that are left of `warm_up`
-            vocabulary.warm_up,
-            warm_up_classes,
-            lambda: warm_up(vocabulary),
-            vocabulary.warm_up_forced_tokens,
-        ]
+        self.warm_up_pieces = warm_up_pieces(vocabulary)  # those that are left
         self._calls: BackgroundCalls[Key, tuple[Grammar | GrammarError, float]] | None = None  # set while open
         self.running: set[Key] = set()
 
@@ -66,7 +61,7 @@ class GrammarBuilds(Generic[Key]):
             self.warm_up_piece()
 
     def warm_up_piece(self) -> None:
-        """Builds the next of the tables. Libraries build two of them in one call that keeps all threads waiting."""
+        """Builds the next of the tables, or waits if another thread is building it."""
         with self._warm_up_lock:
             if self.warm_up_pieces:
                 try:
@@ -106,6 +101,16 @@ class GrammarBuilds(Generic[Key]):
         start = thread_time()
         grammar = grammar_of(answer, self._vocabulary)
         return grammar, thread_time() - start
+
+
+def warm_up_pieces(vocabulary: Vocabulary) -> list[Callable[[], object]]:
+    """Returns calls that build the tables which all grammars share. Those already built take no time.
+
+    Libraries build the last two in one call each, which keeps all threads of the interpreter waiting.
+
+    >>> for build in warm_up_pieces(vocabulary): build()                  # doctest: +SKIP
+    """
+    return [vocabulary.warm_up, warm_up_classes, lambda: warm_up(vocabulary), vocabulary.warm_up_forced_tokens]
 
 
 def grammar_of(answer: TokenDfaArrays | LlguidanceSource, vocabulary: Vocabulary) -> Grammar | GrammarError:

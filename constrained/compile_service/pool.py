@@ -135,6 +135,10 @@ class CompilePool:
         """Builds the next part of what all grammars share, in any thread. The first constraint builds what is left."""
         self._builds.warm_up_piece()
 
+    def warm_up(self) -> None:
+        """Builds all of it, in any thread."""
+        self._builds.warm_up()
+
     def _warm_up_in_thread(self) -> None:
         if not self._is_warming_up and not self.is_warm:
             self._is_warming_up = True

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from plait.constrained import CompilePool
+from plait.constrained.compile_service.grammar_builds import warm_up_pieces
 from plait.constrained.spec_file import SpecFile
 from plait.host.private_file import open_private
 from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
@@ -34,12 +35,14 @@ def build_engine_loop(
     with ThreadPoolExecutor(1) as beside:  # a tokenizer takes 0.4 s
         loading = list[Future[Tokenizer | None]]()
         runner, sampler, launcher = make_runner(
-            config, model_path, progress, lambda: loading.append(beside.submit(_try_load_tokenizer, model_path))
+            config,
+            model_path,
+            progress,
+            lambda: loading.append(beside.submit(_try_load_tokenizer, model_path, config.warm_constraints)),
         )
         tokenizer = loading[0].result() if loading else None
     if tokenizer is None or tokenizer.vocab_size != runner.config.vocab_size:
         tokenizer = load_tokenizer(model_path, vocab_size=runner.config.vocab_size, is_for_ids=True)
-    progress(1.0, "ready")
     vocabulary = tokenizer.vocabulary
     compiler = CompilePool(
         vocabulary,
@@ -51,7 +54,10 @@ def build_engine_loop(
         tenant_weights=config.tenant_weights,
         spec_file=SpecFile(Path(config.constraint_file), open_private) if config.constraint_file else None,
     )
+    if config.warm_constraints:
+        compiler.warm_up()  # what was not built beside the weights
     compiler.start()
+    progress(1.0, "ready")
     pooling, embeddings = read_pooling(model_path), None
     del file
     trim_heap()
@@ -74,9 +80,15 @@ def build_engine_loop(
     return EngineLoop(config, welcome, runner, sampler, vocabulary, compiler, transport, launcher)
 
 
-def _try_load_tokenizer(model_path: Path) -> Tokenizer | None:
-    """Loads the tokenizer for the vocabulary size that its own files state; None if that fails."""
+def _try_load_tokenizer(model_path: Path, warm_constraints: bool) -> Tokenizer | None:
+    """Loads the tokenizer for the vocabulary size that its own files state; None if that fails.
+
+    warm_constraints: also builds what constraints need of it.
+    """
     try:
-        return load_tokenizer(model_path, is_for_ids=True)
+        tokenizer = load_tokenizer(model_path, is_for_ids=True)
+        for build in warm_up_pieces(tokenizer.vocabulary) if warm_constraints else ():
+            build()
     except PlaitError:
         return None
+    return tokenizer
