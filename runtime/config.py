@@ -56,8 +56,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     compile_deadline_s: time limit for compiling a grammar, in seconds.
     constraint_file: a file that keeps the constraints used last, which are compiled again after a restart; "" is none.
     warm_constraints: build what all constraints share before the runtime is ready, not while it has no work. The start
-        then takes longer, by 0.3 s of processor time with 49,152 tokens and about 2 s with 262,144, and the first
-        constraint stops no other call for as long. Servers do so.
+        then takes longer, by 0.3 to 0.4 s of processor time with 49,152 tokens and 2 to 3 s with 262,144, and the first
+        constraint stops no other call for as long. Servers of one model do so.
     order: "fair" shares the engine among tenants and programs, "first-come" is FIFO.
     tenant_weights: in the order "fair", how many tokens a tenant gets for one of another tenant; 1 unless set.
     chat_template: a Jinja template for turns, instead of the model's; for models without one, and for faulty ones.

@@ -115,7 +115,7 @@ class RestartingRuntime:
             runtime.client.attach_to_loop()
 
     def _start(self, meanwhile: Callable[[], object] | None = None) -> Runtime:
-        settings = {"progress": self._log_progress, "warm_constraints": True, **self._settings}
+        settings = {"progress": self._log_progress, **self._settings}
         if self._loaded_paths:
             adapters = settings["adapters"].items()
             settings["adapters"] = {

@@ -31,6 +31,7 @@ def start_engine(
     name: of the model in the log, where there are several.
     """
     engine = {key: value for key, value in settings.items() if key != "replicas"}
+    engine.setdefault("warm_constraints", name is None)  # of several models, each starts while requests wait for it
     replicas, limits = settings.get("replicas"), (server.stuck_after_s, server.max_restarts)
     if replicas is None:
         label = "the runtime" if name is None else f"the runtime of {name}"

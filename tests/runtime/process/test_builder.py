@@ -9,8 +9,8 @@ import pytest
 from plait.runtime.config import EngineConfig
 from plait.runtime.process import builder
 from plait.runtime.process.idle_work import IdleWork
-from plait.runtime.server.engines import restarting_runtime
-from plait.runtime.server.engines.restarting_runtime import RestartingRuntime
+from plait.runtime.server.engines import start
+from plait.runtime.server.settings import ServerSettings
 from plait.runtime.transport.local import LocalServerTransport
 
 
@@ -42,18 +42,10 @@ def test_what_constraints_need_is_built_before_ready_if_wanted(small_model, monk
         loop.close()
 
 
-def test_a_server_asks_for_it(monkeypatch) -> None:
-    settings: list[dict[str, object]] = []
-
-    class Stop(Exception):
-        pass
-
-    def runtime(model, **given):
-        settings.append(given)
-        raise Stop
-
-    monkeypatch.setattr(restarting_runtime, "Runtime", runtime)
-    for given in ({}, {"warm_constraints": False}):
-        with pytest.raises(Stop):
-            RestartingRuntime("model.gguf", None, 1.0, 1, **given)
-    assert [found["warm_constraints"] for found in settings] == [True, False]
+def test_a_server_of_one_model_asks_for_it(monkeypatch) -> None:
+    settings: list[bool] = []
+    monkeypatch.setattr(start, "RestartingRuntime", lambda *_, **given: settings.append(given["warm_constraints"]))
+    start.start_engine("model.gguf", ServerSettings(), {})
+    start.start_engine("model.gguf", ServerSettings(), {}, name="one of several")
+    start.start_engine("model.gguf", ServerSettings(), {"warm_constraints": False})
+    assert settings == [True, False, False]
