@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Lock
+from threading import Lock, Thread
 from time import thread_time
 from typing import Generic, TypeVar
 
@@ -35,7 +35,7 @@ class GrammarBuilds(Generic[Key]):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._warm_up_lock = Lock()
+        self._warm_up_lock, self._is_warming_up = Lock(), False
         self.warm_up_pieces = warm_up_pieces(vocabulary)  # those that are left
         self._calls: BackgroundCalls[Key, tuple[Grammar | GrammarError, float]] | None = None  # set while open
         self.running: set[Key] = set()
@@ -59,6 +59,12 @@ class GrammarBuilds(Generic[Key]):
         """Builds the tables that all grammars share; waits if another thread is building them."""
         while self.warm_up_pieces:
             self.warm_up_piece()
+
+    def begin_warm_up(self) -> None:
+        """Calls `warm_up` in a thread, once."""
+        if self.warm_up_pieces and not self._is_warming_up:
+            self._is_warming_up = True
+            Thread(target=self.warm_up, daemon=True, name="plait-warm-up").start()
 
     def warm_up_piece(self) -> None:
         """Builds the next of the tables, or waits if another thread is building it."""

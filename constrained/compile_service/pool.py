@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from threading import Thread
 from time import monotonic
 
 from plait.constrained.compile_service import failures
@@ -95,8 +94,7 @@ class CompilePool:
         self._open = False
         self._last_start_succeeded = True  # False if the last process died before it was ready
         self._keeps_workers = start_eagerly  # whether workers run even if no job waits
-        self._is_warming_up = False  # in a thread, from the first constraint on
-        self._builds = GrammarBuilds[PendingSpec](vocabulary)
+        self.builds = GrammarBuilds[PendingSpec](vocabulary)  # also of what all grammars share, which may come first
         self._queue = SpecQueues(workers, tenant_weights)
         self._pending = PendingSpecs()
         self._waiting: dict[int, PendingSpec] = {}  # by ticket
@@ -113,10 +111,10 @@ class CompilePool:
         A closed pool can be started again.
         """
         self._open = True
-        self._builds.open()
+        self.builds.open()
         self._recent_specs.read()
         if self._keeps_workers:
-            self._builds.warm_up()  # here, before a request waits for it
+            self.builds.warm_up()  # here, before a request waits for it
         self._dispatch()
 
     def start_workers(self) -> None:
@@ -125,24 +123,6 @@ class CompilePool:
         if not self._keeps_workers:
             self._keeps_workers = True
             self._dispatch()
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether what all grammars share is built."""
-        return not self._builds.warm_up_pieces
-
-    def warm_up_piece(self) -> None:
-        """Builds the next part of what all grammars share, in any thread. The first constraint builds what is left."""
-        self._builds.warm_up_piece()
-
-    def warm_up(self) -> None:
-        """Builds all of it, in any thread."""
-        self._builds.warm_up()
-
-    def _warm_up_in_thread(self) -> None:
-        if not self._is_warming_up and not self.is_warm:
-            self._is_warming_up = True
-            Thread(target=self._builds.warm_up, daemon=True, name="plait-warm-up").start()
 
     def watch_others(self, is_beside_others: Callable[[str], bool]) -> None:
         """Sets what tells whether tenants other than a given one have work that wants the processor."""
@@ -170,14 +150,14 @@ class CompilePool:
         is_new = not pending.tickets
         if pending.is_lowered and not self._queue.is_lowered(tenant, monotonic()):
             self._workers.end(pending)  # another tenant began it, and this one need not wait so long
-            is_new = pending not in self._builds.running
+            is_new = pending not in self.builds.running
         pending.tickets[ticket] = tenant
         self._waiting[ticket] = pending
         if is_new or pending in self._queue:
             self._queue.put(pending, tenant)
         self._wait_limits.append((monotonic() + MAX_WAIT_S, ticket))
         self.start_workers()
-        self._warm_up_in_thread()
+        self.builds.begin_warm_up()
         self._dispatch()
         return ticket
 
@@ -192,7 +172,7 @@ class CompilePool:
 
     def filenos(self) -> list[int]:
         """Returns the file descriptors to poll for reading. Call it before each poll, since workers are replaced."""
-        return self._workers.filenos() + self._builds.filenos()
+        return self._workers.filenos() + self.builds.filenos()
 
     def next_deadline(self) -> float | None:
         """Returns the `time.monotonic()` by which to call `collect` even if nothing is readable; None: no limit."""
@@ -200,7 +180,7 @@ class CompilePool:
             return monotonic()
         while self._wait_limits and self._wait_limits[0][1] not in self._waiting:
             self._wait_limits.popleft()
-        times = [self._workers.next_deadline(), *(pending.answer_by for pending in self._builds.running)]
+        times = [self._workers.next_deadline(), *(pending.answer_by for pending in self.builds.running)]
         if self._wait_limits:
             times.append(self._wait_limits[0][0])
         if self._workers.has_unsent:
@@ -213,7 +193,7 @@ class CompilePool:
         """Returns the finished tickets, each with its grammar or error. Never blocks."""
         for pending, outcome in self._workers.collect():
             self._finish_job(pending, outcome)
-        for pending, answer, cpu_s in self._builds.collect():
+        for pending, answer, cpu_s in self.builds.collect():
             self._queue.charge(pending.owner, cpu_s, monotonic())
             self._cache_and_finish(pending, answer)
         self._fail_long_builds()
@@ -245,7 +225,7 @@ class CompilePool:
             self._finish(pending, GrammarError("the compiler was closed"))
         self._wait_limits.clear()
         self._workers.close()
-        self._builds.close()
+        self.builds.close()
 
     # -- after a restart --------------------------------------------------------------------------
 
@@ -305,7 +285,7 @@ class CompilePool:
         self._fail_starts()
         while self._workers.num_idle and (pending := self._queue.pop(self._workers.jobs, monotonic())) is not None:
             self._begin(pending)
-        if self._workers.has_idle_for_lowered and not any(pending.is_lowered for pending in self._builds.running):
+        if self._workers.has_idle_for_lowered and not any(pending.is_lowered for pending in self.builds.running):
             lowered = self._queue.pop_lowered(monotonic())
             if lowered is not None:
                 self._begin(lowered)
@@ -358,8 +338,8 @@ class CompilePool:
     def _fail_long_builds(self) -> None:
         """Fails the specs whose grammar is still being built in a thread at the deadline; it is cached once built."""
         now = monotonic()
-        for pending in [pending for pending in self._builds.running if pending.answer_by <= now]:
-            self._builds.running.discard(pending)
+        for pending in [pending for pending in self.builds.running if pending.answer_by <= now]:
+            self.builds.running.discard(pending)
             self._finish(pending, failures.not_built(pending.spec, self._wall_limit_s))
 
     def _move_to_large_queue(self, pending: PendingSpec) -> None:
@@ -387,10 +367,10 @@ class CompilePool:
         answer = result.answer
         if isinstance(answer, CompileRefused):
             self._cache_and_finish(pending, GrammarError(answer.reason, answer.where))
-        elif self._builds.is_quick(answer, result.spent_s):
+        elif self.builds.is_quick(answer, result.spent_s):
             self._cache_and_finish(pending, grammar_of(answer, self.vocabulary))
         else:
-            self._builds.begin(pending, answer)
+            self.builds.begin(pending, answer)
 
     def _cache_and_finish(
         self, pending: PendingSpec, answer: Grammar | GrammarError, valid_for_s: float = math.inf

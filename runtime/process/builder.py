@@ -55,7 +55,7 @@ def build_engine_loop(
         spec_file=SpecFile(Path(config.constraint_file), open_private) if config.constraint_file else None,
     )
     if config.warm_constraints:
-        compiler.warm_up()  # what was not built beside the weights
+        compiler.builds.warm_up()  # what was not built beside the weights
     compiler.start()
     progress(1.0, "ready")
     pooling, embeddings = read_pooling(model_path), None

@@ -49,7 +49,7 @@ class IdleWork:
             self._thread = None
         if self._thread is not None or time.monotonic() < self._begin_at:
             return
-        if not self._pool.is_warm:
+        if self._pool.builds.warm_up_pieces:
             self._thread = Thread(target=_build_piece, args=(self._pool,), daemon=True, name="plait-warm-up")
             self._thread.start()
         else:
@@ -59,4 +59,4 @@ class IdleWork:
 
 def _build_piece(pool: CompilePool) -> None:
     with contextlib.suppress(PlaitError):  # the client finds the same error in the tokenizer, and reports it
-        pool.warm_up_piece()
+        pool.builds.warm_up_piece()

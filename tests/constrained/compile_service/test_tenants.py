@@ -122,7 +122,7 @@ def make_pool(
     pool = CompilePool(vocabulary, workers=workers, spares=1, cache_bytes=cache_bytes, start_eagerly=False)
     listed = ListedWorkers(workers + 1)
     pool._workers = listed  # type: ignore[assignment]
-    pool._builds.warm_up_pieces.clear()
+    pool.builds.warm_up_pieces.clear()
     pool.start()
     return pool, listed
 

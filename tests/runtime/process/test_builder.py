@@ -32,12 +32,12 @@ def test_what_constraints_need_is_built_before_ready_if_wanted(small_model, monk
         lambda fraction, doing: at_ready.append(len(built)) if doing == "ready" else None,
     )
     try:
-        assert loop.compiler.is_warm == warm_constraints
+        assert (not loop.compiler.builds.warm_up_pieces) == warm_constraints
         assert at_ready == [len(inner(loop.compiler.vocabulary)) if warm_constraints else 0]
         assert all(thread != threading.current_thread().name for thread, _ in built), "beside the weights"
         work = IdleWork(loop.compiler)
         work.go_on(is_busy=False)
-        assert loop.compiler.is_warm == warm_constraints
+        assert (not loop.compiler.builds.warm_up_pieces) == warm_constraints
     finally:
         loop.close()
 

@@ -17,14 +17,14 @@ class Pool:
     """A compile pool whose parts are built when the test says so."""
 
     def __init__(self, num_pieces: int) -> None:
-        self.left = num_pieces
+        self.left, self.builds = num_pieces, self
         self.events: list[str] = []
         self.may_build = threading.Semaphore(0)
         self.error: Exception | None = None
 
     @property
-    def is_warm(self) -> bool:
-        return self.left == 0
+    def warm_up_pieces(self) -> range:
+        return range(self.left)
 
     def warm_up_piece(self) -> None:
         assert threading.current_thread() is not threading.main_thread()
