@@ -19,7 +19,7 @@ from plait.runtime.server.graceful_shutdown import GracefulServer
 
 
 def ingress_of(kind):
-    """An ingress that is not started. Its module imports Ray Serve, which only this file's tests need at once."""
+    """An ingress that is not started. Its module imports Ray Serve, not needed to collect the tests."""
     from plait.runtime.server.deployment import ingress
 
     return object.__new__(getattr(ingress, kind))
