@@ -1,7 +1,8 @@
 """Environment of all tests: variables that must be set before torch or triton are imported.
 
 Waiting OpenMP threads must not spin against other processes (see `process.runtime.GOMP_SPIN_COUNT`). Without a GPU,
-Triton kernels run in its interpreter.
+Triton kernels run in its interpreter. Python keeps the compiled modules, as in the Makefile: where the environment
+forbids it, each of the some hundred processes would compile plait again, for a third of the time it takes to start.
 
 `example_share` says how many examples a property test takes.
 """
@@ -26,6 +27,8 @@ with contextlib.suppress(ImportError):  # tests/gpu also runs where Hypothesis i
 
     settings.register_profile("plait", deadline=None, derandomize=ARE_REPEATABLE)  # no test fails by its time
     settings.load_profile("plait")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of processes that the tests start, and of xdist's workers
+sys.dont_write_bytecode = False
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not Path("/dev/nvidiactl").exists():

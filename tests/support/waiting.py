@@ -10,12 +10,16 @@ import psutil
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> bool:
-    """Waits until `condition()` is true. Returns False if it is not after `timeout_s` seconds."""
+    """Waits until `condition()` is true. Returns False if it is not after `timeout_s` seconds.
+
+    What takes long to ask, such as a request or a list of processes, is asked less often: the processor is for what
+    the test waits for.
+    """
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    while (began := time.monotonic()) < deadline:
         if condition():
             return True
-        time.sleep(0.01)
+        time.sleep(min(max(0.01, 2 * (time.monotonic() - began)), 0.05))
     return bool(condition())
 
 

@@ -19,6 +19,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import PlaitError
 from plait.runtime.server.app_state import state_of
+from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError, ConstraintParam, answered_error
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
@@ -147,7 +148,7 @@ async def complete_in_turn(request: Request, complete: Callable[[], Coroutine[An
 
 async def answer(
     request: Request,
-    client: Client,
+    model: ServedModel,
     submissions: Sequence[Submission],
     make_writer: Callable[[RequestHandle], AnswerWriter],
     *,
@@ -157,14 +158,17 @@ async def answer(
     fail: Callable[[ApiError], bytes] = error_event,
     keep_alive: KeepAlive = COMMENT,
 ) -> Response:
-    """Runs the submissions; responds with what a writer makes of them. The options are those of `respond`."""
+    """Runs the submissions; responds with what a writer makes of them. The options are those of `respond`.
+
+    A runtime that ended has been replaced when the submissions are run again: `model.client` is read for each run.
+    """
 
     async def complete() -> Any:
-        async with submit(client, submissions) as handle:
+        async with submit(model.client, submissions) as handle:
             return await make_writer(handle).complete(handle)
 
     def events() -> Events:
-        return _events(client, submissions, make_writer, constraint_param)
+        return _events(model.client, submissions, make_writer, constraint_param)
 
     return await respond(
         request,

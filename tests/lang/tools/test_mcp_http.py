@@ -6,7 +6,6 @@ import asyncio
 import gc
 
 import pytest
-from mcp_numbers import http_headers, http_server
 from tool_examples import script_call
 
 import plait
@@ -16,12 +15,20 @@ PATIENCE_S = 120
 
 
 @pytest.fixture(scope="module")
-def url():
-    with http_server() as url:
+def numbers():
+    """The module of the server. It imports the package mcp, whose three hundred modules few tests need."""
+    import mcp_numbers
+
+    return mcp_numbers
+
+
+@pytest.fixture(scope="module")
+def url(numbers):
+    with numbers.http_server() as url:
         yield url
 
 
-def test_call_over_http_in_an_async_program(backend, url):
+def test_call_over_http_in_an_async_program(backend, numbers, url):
     @plait.function
     async def ask(s, tools):
         s += user("How many?") + assistant(gen("call", tools=tools))
@@ -31,11 +38,11 @@ def test_call_over_http_in_an_async_program(backend, url):
         async with plait.MCPServer(url, headers={"x-api-key": "k"}, connect_timeout=PATIENCE_S) as server:
             return await ask.arun(server.tools)
 
-    http_headers.clear()
+    numbers.http_headers.clear()
     script_call(backend, "add", a=4)
     state = asyncio.run(run())
     assert state.ret_value.value == "9" and state.messages()[-1]["content"] == "Result of add: 9"
-    assert http_headers and all(headers["x-api-key"] == "k" for headers in http_headers)
+    assert numbers.http_headers and all(headers["x-api-key"] == "k" for headers in numbers.http_headers)
 
 
 def test_call_without_an_answer_in_time_is_an_error(url):
@@ -87,10 +94,10 @@ def test_connection_ends_when_server_and_tools_are_dropped(url):
     assert not thread.is_alive()
 
 
-def test_server_that_is_gone_is_an_error(url):
+def test_server_that_is_gone_is_an_error(numbers, url):
     with pytest.raises(plait.ToolError, match=r"cannot connect to the MCP server http://127.0.0.1:\d+/nothing"):
         _ = plait.MCPServer(url.replace("/mcp", "/nothing"), connect_timeout=PATIENCE_S).tools
-    with http_server() as other:
+    with numbers.http_server() as other:
         server = plait.MCPServer(other, connect_timeout=PATIENCE_S)
         add = next(tool.function for tool in server.tools if tool.name == "add")
     with pytest.raises(plait.ToolError, match=r"the MCP server http://127.0.0.1:\d+/mcp"):

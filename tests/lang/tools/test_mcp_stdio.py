@@ -7,16 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-import mcp_numbers
 import pytest
+import tool_examples
 from tool_examples import script_call
 from waiting import is_running
 
 import plait
 from plait import assistant, gen, user
 
-COMMAND = [sys.executable, mcp_numbers.__file__]
+COMMAND = [sys.executable, str(Path(tool_examples.__file__).with_name("mcp_numbers.py"))]
 PATIENCE_S = 120
 
 

@@ -14,9 +14,15 @@ from tiny_llama_gguf import write_small_model
 from waiting import wait_until
 
 from plait.runtime.errors import RuntimeGone
-from plait.runtime.server.deployment.ingress import ListeningIngress, ProxiedIngress
 from plait.runtime.server.deployment.listed_replicas import tell_replicas
 from plait.runtime.server.graceful_shutdown import GracefulServer
+
+
+def ingress_of(kind):
+    """An ingress that is not started. Its module imports Ray Serve, not needed to collect the tests."""
+    from plait.runtime.server.deployment import ingress
+
+    return object.__new__(getattr(ingress, kind))
 
 
 def test_a_replica_with_other_model_files_is_refused(small_model, tmp_path) -> None:
@@ -29,7 +35,7 @@ def test_a_replica_with_other_model_files_is_refused(small_model, tmp_path) -> N
         assert sorted(replicas.placed()) == [0, 4]
         (refused,) = (record.id for record in replicas.directory._replicas.values() if record.refusal is not None)
         (served,) = {"a", "c"} - {refused}
-        ingress = ProxiedIngress.__new__(ProxiedIngress)
+        ingress = ingress_of("ProxiedIngress")
         ingress._directory = replicas.directory
         assert not replicas.directory.has_given_up
         asyncio.run(ingress.check_health())
@@ -54,7 +60,7 @@ def test_a_replica_with_another_chat_template_or_adapter_is_refused(small_model)
 def test_an_ingress_whose_server_has_ended_leaves_without_an_error() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
-    ingress = ListeningIngress.__new__(ListeningIngress)
+    ingress = ingress_of("ListeningIngress")
     ingress._has_ended, ingress._server = asyncio.Event(), GracefulServer.__new__(GracefulServer)
     ingress._has_ended.set()
     ingress._server._loop = loop
@@ -63,7 +69,7 @@ def test_an_ingress_whose_server_has_ended_leaves_without_an_error() -> None:
 
 def test_an_ingress_whose_event_loop_stands_still_is_not_healthy() -> None:
     loop, is_over = asyncio.new_event_loop(), threading.Event()
-    ingress = ListeningIngress.__new__(ListeningIngress)
+    ingress = ingress_of("ListeningIngress")
     ingress._has_ended, ingress._server_loop, ingress._directory = asyncio.Event(), loop, None
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -77,12 +83,12 @@ def test_an_ingress_whose_event_loop_stands_still_is_not_healthy() -> None:
     loop.close()
 
 
-@pytest.mark.parametrize("kind", [ListeningIngress, ProxiedIngress])
+@pytest.mark.parametrize("kind", ["ListeningIngress", "ProxiedIngress"])
 def test_an_ingress_that_can_use_no_replica_is_not_healthy(kind) -> None:
     """It goes on to answer until Ray Serve replaces it."""
 
     async def check() -> None:
-        ingress = kind.__new__(kind)
+        ingress = ingress_of(kind)
         ingress._has_ended, ingress._server_loop = asyncio.Event(), asyncio.get_running_loop()
         ingress._directory = SimpleNamespace(has_given_up=False)
         await ingress.check_health()

@@ -15,7 +15,6 @@ import uvicorn
 from waiting import wait_until
 
 from plait.runtime.server.deployment.deploy_config import DeployConfig
-from plait.runtime.server.deployment.ingress import connected_application
 from plait.runtime.server.deployment.listed_replicas import tell_replicas
 from plait.runtime.server.deployment.replica_address import ReplicaAddress
 from plait.runtime.server.engines.restarting_runtime import RestartingRuntime
@@ -45,6 +44,8 @@ class LocalReplicas:
         self.http = httpx.Client(base_url=self.url, timeout=120)
 
     async def _serve(self) -> None:
+        from plait.runtime.server.deployment.ingress import connected_application  # imports Ray Serve
+
         config = DeployConfig(server=server_settings(stuck_after_s=60))
         self.app, self.directory = await connected_application(config, self._find_address, None)
         self._server = uvicorn.Server(

@@ -68,7 +68,7 @@ async def create_message(request: Request) -> Response:
     checked = await _check(body, model, request)
     return await answer(
         request,
-        model.client,
+        model,
         [checked.submission],
         lambda handle: _MessageWriter(model.client, checked, handle),
         stream=bool(body.stream),

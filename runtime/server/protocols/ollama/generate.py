@@ -181,7 +181,7 @@ async def _answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequ
     checked = await _check(body, kind, model, tenant_of(request))
     return await answer(
         request,
-        model.client,
+        model,
         [checked.submission],
         lambda handle: _LineWriter(model.client, checked, handle, request_id(request)),
         stream=body.stream is not False,

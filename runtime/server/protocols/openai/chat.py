@@ -77,7 +77,7 @@ async def create_chat_completion(request: Request) -> Response:
     checked = await _check(body, model, tenant_of(request), "chatcmpl-" + request_id(request)[4:])
     return await answer(
         request,
-        model.client,
+        model,
         [checked.submission],
         lambda handle: _ChatWriter(checked, model.client, handle),
         stream=bool(body.stream),

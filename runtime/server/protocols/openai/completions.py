@@ -138,7 +138,7 @@ async def create_completion(request: Request) -> Response:
     checked = await _check(body, model, tenant_of(request), "cmpl-" + request_id(request)[4:])
     return await answer(
         request,
-        model.client,
+        model,
         checked.submissions,
         lambda handle: _CompletionWriter(model.client, checked, handle),
         stream=bool(body.stream),

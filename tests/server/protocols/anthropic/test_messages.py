@@ -1,14 +1,13 @@
-"""`/v1/messages` with Anthropic's client: answers, streams and errors."""
+"""`/v1/messages` with Anthropic's client: answers, streams and errors. The tests that use the client import it: it has
+three thousand modules, which each worker would import to collect the tests."""
 
 from __future__ import annotations
 
 import json
 
-import anthropic
 import httpx
 import msgspec
 import pytest
-from anthropic.types import Message, MessageTokensCount, TextBlock, ToolUseBlock
 
 from plait.runtime.call_reports import Usage
 from plait.runtime.chat.parser import ParsedPart
@@ -40,11 +39,15 @@ TIME = {"name": "get_time", "input_schema": {"type": "object", "properties": {},
 
 @pytest.fixture(scope="session")
 def client(address):
+    import anthropic
+
     return anthropic.Anthropic(base_url=address, api_key="none", max_retries=0, timeout=60)
 
 
 def create_and_stream(client, **fields):
     """The message, after a check that a stream of the same request equals it."""
+    from anthropic.types import Message
+
     fields = {"model": "default", "max_tokens": 4, "extra_body": {"temperature": 0}} | fields
     message = client.messages.create(**fields)
     assert isinstance(message, Message) and message.type == "message" and message.role == "assistant"
@@ -73,6 +76,8 @@ def comparable(message):
 
 
 def test_stream_equals_the_message(client):
+    from anthropic.types import TextBlock
+
     message = create_and_stream(client, messages=ASK, system="Be brief.", metadata={"user_id": "u"})
     (block,) = message.content
     assert isinstance(block, TextBlock) and block.text
@@ -105,6 +110,8 @@ def test_stop_reasons(client):
 
 
 def test_prefilled_assistant_message_is_continued(client):
+    from anthropic.types import MessageTokensCount
+
     begun = [*ASK, {"role": "assistant", "content": "The colours are red,"}]
     continuation = create_and_stream(client, messages=begun, max_tokens=4)
     text = create_and_stream(client, messages=ASK, max_tokens=4).content[0].text
@@ -132,6 +139,8 @@ def test_count_tokens_equals_the_usage_of_a_message(client):
 
 @pytest.mark.parametrize("choice", [{"type": "tool", "name": "get_weather"}, {"type": "any"}])
 def test_tool_choice_any_and_tool(client, choice):
+    from anthropic.types import ToolUseBlock
+
     choice = choice if choice["type"] == "tool" else choice | {"disable_parallel_tool_use": True}
     message = create_and_stream(client, messages=ASK, tools=[WEATHER, TIME], tool_choice=choice, max_tokens=80)
     (block,) = message.content
@@ -155,6 +164,8 @@ def test_tool_results(client):
 
 
 def test_tool_choice_none_and_auto(client):
+    from anthropic.types import TextBlock
+
     never = create_and_stream(client, messages=ASK, tools=[WEATHER], tool_choice={"type": "none"})
     assert all(isinstance(block, TextBlock) for block in never.content)
     client.messages.create(model="default", max_tokens=2, messages=ASK, tools=[WEATHER], tool_choice={"type": "auto"})
@@ -169,6 +180,8 @@ def test_output_format_json_schema(client):
 
 
 async def _count_events(address):
+    import anthropic
+
     client = anthropic.AsyncAnthropic(base_url=address, api_key="none", max_retries=0)
     async with client, client.messages.stream(model="default", messages=ASK, max_tokens=5) as stream:
         return [text async for text in stream.text_stream]
@@ -237,6 +250,8 @@ def test_errors_name_the_field(http, change, named):
 
 
 def test_client_raises_anthropic_error_types(client, address):
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError, match="claude-x"):
         client.messages.create(model="claude-x", max_tokens=1, messages=ASK)
     with pytest.raises(anthropic.BadRequestError, match="tokens"):

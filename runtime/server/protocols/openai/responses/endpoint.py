@@ -72,7 +72,7 @@ async def create_response(request: Request) -> Response:
     checked = await _check(body, model, items.items, keeper_of(request, body, items))
     return await answer(
         request,
-        model.client,
+        model,
         [checked.submission],
         lambda handle: _ResponseWriter(model.client, checked, handle),
         stream=bool(body.stream),
