@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from plait.runtime.adapters.adapter import LowRankUpdate, ReadUpdates, check_shapes, modules_of
+from plait.runtime.adapters.adapter import EMBEDDING, HEAD, LowRankUpdate, ReadUpdates, check_shapes, modules_of
 from plait.runtime.arrays import Float32Array
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound
 from plait.runtime.model_files.json_file import read_json_object
@@ -59,12 +59,12 @@ def open_peft_folder(name: str, folder: Path, config: ModelConfig, shapes: Weigh
     fields = read_json_object(folder / CONFIG)
     _check_fields(name, fields)
     patterns = {field: _patterns(name, field, fields.get(field)) for field in ("rank_pattern", "alpha_pattern")}
-    headers = _read_headers(folder / WEIGHTS)
+    headers = _without_base_weights(name, fields, _read_headers(folder / WEIGHTS), shapes)
     modules = frozenset(modules_of(config, FAMILIES_BY_NAME[config.architecture]))
     parts, scales = dict[str, dict[str, str]](), dict[str, float]()
     for stored_name in headers:
         path, part = _split_name(name, stored_name)
-        module = path.replace("language_model.", "", 1)
+        module = _module_of(path)
         if module not in modules:
             raise InputError(f"the adapter {name!r} changes {module}, which plait cannot adapt in this model")
         of_module = parts.setdefault(module, {})
@@ -146,21 +146,51 @@ def _read_headers(path: Path) -> dict[str, _Header]:
     return {header.key: header for header in headers}
 
 
+def _without_base_weights(
+    name: str, fields: Mapping[str, Any], headers: dict[str, _Header], shapes: WeightShapes
+) -> dict[str, _Header]:
+    """The tensors without the model's own embedding and head, which peft saves beside an update of one of them.
+
+    Where modules are saved as a whole, they may be other ones, and stay. Raises InputError for other shapes.
+    """
+    ends = {stored_name: _module_of(_without_prefix(stored_name)) for stored_name in headers}
+    is_adapted = any(end.startswith((f"{EMBEDDING}.lora_", f"{HEAD}.lora_")) for end in ends.values())
+    if not is_adapted or fields.get("modules_to_save"):
+        return headers
+    whole = {f"{module}{kind}.weight" for module in (EMBEDDING, HEAD) for kind in ("", ".base_layer")}
+    for stored_name in [stored_name for stored_name, end in ends.items() if end in whole]:
+        shape, expected = headers.pop(stored_name).shape, shapes[f"{EMBEDDING}.weight"]
+        if shape != expected:
+            raise InputError(
+                f"the adapter {name!r} is for another model: its {stored_name} is {list(shape)}, the model's "
+                f"{list(expected)}"
+            )
+    return headers
+
+
 def _numbers(mapped: SafetensorsBytes, header: _Header) -> Float32Array:
     return widen(header.kind, mapped.rows(*header), header.shape)
 
 
 def _split_name(name: str, stored_name: str) -> tuple[str, str]:
     """(path of the module, one of `_PARTS`) of a stored tensor."""
-    path = stored_name
-    for prefix in _PREFIXES:
-        if path.startswith(prefix):
-            path = path.removeprefix(prefix)
-            break
+    path = _without_prefix(stored_name)
+    if embedding := re.fullmatch(r"(.+)\.lora_embedding_([AB])(?:\.default)?", path):
+        return embedding[1], f"lora_{embedding[2]}.weight"
     found = re.fullmatch(r"(.+)\.(lora_[AB])(?:\.default)?\.(weight|bias)", path)
     if found is None or (found[2], found[3]) == ("lora_A", "bias"):
         raise InputError(f"the adapter {name!r} has the tensor {stored_name}, which plait does not support")
     return found[1], f"{found[2]}.{found[3]}"
+
+
+def _without_prefix(stored_name: str) -> str:
+    prefix = next((prefix for prefix in _PREFIXES if stored_name.startswith(prefix)), "")
+    return stored_name.removeprefix(prefix)
+
+
+def _module_of(path: str) -> str:
+    """The name in a text model of a module, or of a part of one."""
+    return path.replace("language_model.", "", 1)
 
 
 def _update(parts: Mapping[str, Float32Array], scale: float) -> LowRankUpdate:
