@@ -45,8 +45,11 @@ class TorchAdapters:
     def prepare(self, adapter: Adapter) -> Placed:
         """As in `AdapterSlots`."""
         family = FAMILIES_BY_NAME[self._config.architecture]
-        places = (ProductPlace(layer, group) for layer in range(self._config.num_layers) for group in GROUPS)
-        placed = {place: adapter.placed(self._config, family, place.layer, place.group) for place in places}
+        placed = {
+            ProductPlace(layer, group): adapter.placed(self._config, family, layer, group)
+            for layer in range(self._config.num_layers)
+            for group in GROUPS
+        }
         on_device: Placed = {
             place: [self._on_device(*update) for update in updates] for place, updates in placed.items() if updates
         }

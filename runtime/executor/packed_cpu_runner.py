@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from plait.kernels.cpu import amx
 from plait.kernels.cpu.decoder import int8_slot_bytes
@@ -195,7 +196,7 @@ class PackedCpuRunner:
         if not allowed_ids:
             return self.model.logits(hidden, adapter_slots=slots)
 
-        def compute(rows: list[int], ids: IntArray | None = None) -> Float32Array:
+        def compute(rows: list[int], ids: npt.NDArray[np.int64] | None = None) -> Float32Array:
             return self.model.logits(hidden[rows], ids, adapter_slots=None if slots is None else slots[rows])
 
         out = np.full((len(hidden), self.config.vocab_size), -np.inf, np.float32)
