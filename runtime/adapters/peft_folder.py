@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,7 @@ from plait.runtime.adapters.adapter import EMBEDDING, HEAD, LowRankUpdate, ReadU
 from plait.runtime.arrays import Float32Array
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound
 from plait.runtime.model_files.json_file import read_json_object
-from plait.runtime.model_files.safetensors_bytes import BYTES, SafetensorsBytes, widen
+from plait.runtime.model_files.safetensors_bytes import BYTES, LENGTH_BYTES, SafetensorsBytes, widen
 from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import FAMILIES_BY_NAME
@@ -23,6 +25,8 @@ from plait.runtime.models.registry import FAMILIES_BY_NAME
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PARTS = ("lora_A.weight", "lora_B.weight", "lora_B.bias")
 MAX_BYTES = 1 << 34
+MAX_HEADER_BYTES = 100_000_000  # as in the package safetensors
+MAX_LAYOUTS = 64
 MAX_PATTERN_CHARS, MAX_BRANCHES = 200, 4
 _PREFIXES = ("base_model.model.", "base_model.")
 # Fields of adapter_config.json that say how an adapter was trained or found, not what it computes.
@@ -49,6 +53,26 @@ _READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
 _CHANGING_THE_BASE = re.compile("pissa|olora|corda|loftq|lora_ga", re.IGNORECASE)
 
 
+class _Header(NamedTuple):
+    """A tensor of the file: its name, type and shape."""
+
+    key: str
+    kind: str
+    shape: tuple[int, ...]
+
+
+class _Layout(NamedTuple):
+    """What the headers of an adapter say: by module its tensors' names by their part, and its scale."""
+
+    headers: Mapping[str, _Header]
+    parts: Mapping[str, Mapping[str, str]]
+    scales: Mapping[str, float]
+
+
+# Those checked so far, by `_layout_key`: adapters of one training script differ in their numbers alone.
+_layouts: dict[bytes, _Layout] = {}
+
+
 def open_peft_folder(name: str, folder: Path, config: ModelConfig, shapes: WeightShapes) -> ReadUpdates:
     """Checks the adapter in a folder, for a model of this config and these weights (`expected_shapes`), but for its
     numbers, which the returned function reads.
@@ -58,6 +82,46 @@ def open_peft_folder(name: str, folder: Path, config: ModelConfig, shapes: Weigh
     """
     fields = read_json_object(folder / CONFIG)
     _check_fields(name, fields)
+    key = _layout_key(fields, folder / WEIGHTS, config)
+    layout = _layouts.get(key) or _checked_layout(name, folder, fields, config, shapes)
+    if key not in _layouts and len(_layouts) >= MAX_LAYOUTS:
+        _layouts.clear()
+    _layouts[key] = layout
+
+    def read() -> dict[str, LowRankUpdate]:
+        mapped, headers = SafetensorsBytes(folder / WEIGHTS), layout.headers
+        return {
+            module: _update(
+                {part: _numbers(mapped, headers[key]) for part, key in of_module.items()}, layout.scales[module]
+            )
+            for module, of_module in layout.parts.items()
+        }
+
+    return read
+
+
+def _layout_key(fields: Mapping[str, Any], path: Path, config: ModelConfig) -> bytes:
+    """A digest of all that `_checked_layout` reads. Equal headers of files of one size are both valid or both not.
+
+    Raises ModelNotFound if there is no file.
+    """
+    if not path.is_file():
+        others = [other.name for other in path.parent.glob("adapter_model.*")]
+        kept = f" (plait does not read {others[0]}, which can run code)" if others else ""
+        raise ModelNotFound(f"{path.parent} has no {path.name}{kept}")
+    with path.open("rb") as file:
+        start = file.read(LENGTH_BYTES)
+        header = file.read(min(int.from_bytes(start, "little"), MAX_HEADER_BYTES))
+    said = {field: fields.get(field) for field in (*sorted(_READ), "modules_to_save")}
+    digest = hashlib.blake2b(f"{config} {path.stat().st_size} {json.dumps(said)}\n".encode())
+    digest.update(start + header)
+    return digest.digest()
+
+
+def _checked_layout(
+    name: str, folder: Path, fields: Mapping[str, Any], config: ModelConfig, shapes: WeightShapes
+) -> _Layout:
+    """The headers of an adapter, checked as `open_peft_folder` describes."""
     patterns = {field: _patterns(name, field, fields.get(field)) for field in ("rank_pattern", "alpha_pattern")}
     headers = _without_base_weights(name, fields, _read_headers(folder / WEIGHTS), shapes)
     modules = frozenset(modules_of(config, FAMILIES_BY_NAME[config.architecture]))
@@ -83,15 +147,7 @@ def open_peft_folder(name: str, folder: Path, config: ModelConfig, shapes: Weigh
         down, up, bias = (headers[of_module[part]].shape if part in of_module else None for part in _PARTS)
         assert down is not None and up is not None
         check_shapes(name, module, down, up, shapes, bias)
-
-    def read() -> dict[str, LowRankUpdate]:
-        mapped = SafetensorsBytes(folder / WEIGHTS)
-        return {
-            module: _update({part: _numbers(mapped, headers[key]) for part, key in of_module.items()}, scales[module])
-            for module, of_module in parts.items()
-        }
-
-    return read
+    return _Layout(headers, parts, scales)
 
 
 def _check_fields(name: str, fields: Mapping[str, Any]) -> None:
@@ -116,20 +172,8 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
 
 
-class _Header(NamedTuple):
-    """A tensor of the file: its name, type and shape."""
-
-    key: str
-    kind: str
-    shape: tuple[int, ...]
-
-
 def _read_headers(path: Path) -> dict[str, _Header]:
     """All tensors of a file, without their numbers."""
-    if not path.is_file():
-        others = [other.name for other in path.parent.glob("adapter_model.*")]
-        kept = f" (plait does not read {others[0]}, which can run code)" if others else ""
-        raise ModelNotFound(f"{path.parent} has no {path.name}{kept}")
     if path.stat().st_size > MAX_BYTES:
         raise CorruptModel(f"{path.name} is larger than {MAX_BYTES} bytes")
     try:
