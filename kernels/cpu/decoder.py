@@ -38,6 +38,7 @@ NO_WINDOW = 1 << 40  # a window longer than any sequence
 BF16_ENTRIES = [entry + arg.BF16_TILES for entry in (arg.HIDDEN, arg.ATTENTION_OUT, arg.MLP_INNER)]
 MAX_BUFFERED_ROWS = 64  # rows of logits for which memory is kept between calls
 NO_ARGMAX, NO_SLOTS = np.empty((0, 2)), np.empty(0, np.int32)
+Slots = npt.NDArray[np.int32]
 Cache = npt.NDArray[np.uint16] | npt.NDArray[np.uint8]
 """The KV cache: bits of bfloat16, uint16 [layers, 2, slots, G, D], or int8 with scales, uint8 [layers, 2, slots,
 `int8_slot_bytes`]. The second axis has keys and values."""
@@ -91,10 +92,11 @@ class CpuDecoder:
         """Sets the adapters that rows may have. Their slots may be filled later, between steps."""
         self._adapters, self._token_capacity = adapters, 0
         self._args.set(arg.ADAPTER_TABLE, adapters.table)
+        self._head_args.set(arg.HEAD_ADAPTER_TABLE, adapters.table)
 
-    def num_outputs(self) -> list[tuple[int, int, int, int]]:
-        """The outputs of each layer's products, in the order of `kernel_types`."""
-        return [
+    def num_outputs(self) -> list[tuple[int, ...]]:
+        """The outputs of each layer's products and of those behind them, in the order of `kernel_types`."""
+        of_layers: list[tuple[int, ...]] = [
             (
                 sum(part.outputs for part in layer.qkv),
                 layer.output.outputs,
@@ -103,13 +105,14 @@ class CpuDecoder:
             )
             for layer in self.weights.layers
         ]
+        return [*of_layers, (self.weights.head.outputs, self.weights.embedding.inputs)]
 
     def forward(
         self,
         token_ids: npt.NDArray[np.int32],
         layout: NumpyAttentionLayout,
         kv_cache: Cache,
-        adapter_slots: npt.NDArray[np.int32] | None = None,
+        adapter_slots: Slots | None = None,
     ) -> Floats:
         """Returns the hidden states after the final norm, float32 [T, C], of token_ids [T]; valid until the next call.
 
@@ -144,13 +147,13 @@ class CpuDecoder:
         hidden: Floats = self._buffers[arg.NORMED][:count]
         return hidden
 
-    def argmax_tokens(self, hidden: Floats) -> npt.NDArray[np.float64]:
+    def argmax_tokens(self, hidden: Floats, adapter_slots: Slots | None = None) -> npt.NDArray[np.float64]:
         """Returns float64 [n, 2] for hidden [n, C]: the largest logit of each row, and its first index.
 
         A row with NaN has NaN and any index.
         """
         argmax_out = np.empty((len(hidden), 2))
-        self.logits(hidden, argmax_out=argmax_out)
+        self.logits(hidden, None, argmax_out, adapter_slots)
         return argmax_out
 
     def logits(
@@ -158,12 +161,16 @@ class CpuDecoder:
         hidden: Floats,
         ids: npt.NDArray[np.int64] | None = None,
         argmax_out: npt.NDArray[np.float64] = NO_ARGMAX,
+        adapter_slots: Slots | None = None,
     ) -> Floats:
         """Returns the logits float32 [n, V] of hidden [n, C], valid until the next call; the caller may change them.
 
         With `ids` [k], computes only the logits of these tokens, [n, k], with the same bits. `argmax_out` receives the
-        result of `argmax_tokens`.
+        result of `argmax_tokens`. adapter_slots [n]: as in `forward`.
         """
+        changes_head = self._adapters is not None and self._adapters.change_head(adapter_slots)
+        if ids is not None and changes_head:
+            return self.logits(hidden, adapter_slots=adapter_slots)[:, ids]
         head = self.weights.head if ids is None else select_outputs(self.weights.head, ids)
         count, channels = hidden.shape
         out = self._logits_buffer(count, len(head.data) * TILE_OUTPUTS)
@@ -173,12 +180,14 @@ class CpuDecoder:
         args.set(arg.HEAD_OUT, out)
         for i, array in enumerate(self._activation_buffer(count, channels)):
             args.set(arg.HEAD_ACTIVATIONS + i, array, count)
-        if not self._uses_amx(count):
+        args.set(arg.HEAD_ADAPTER_SLOTS, adapter_slots if changes_head and adapter_slots is not None else NO_SLOTS)
+        args.set(arg.HEAD_ADAPTER_TERMS, aligned_empty((count if changes_head else 0, self._num_terms), np.float32))
+        if changes_head or not self._uses_amx(count):
             args.descriptors[arg.HEAD_ACTIVATIONS + arg.BF16_TILES, 1] = 0
         args.set(arg.HEAD_COUNTERS, self._counters)
         args.set(arg.HEAD_ARGMAX, argmax_out)
         self._counters[0, : arg.HEAD_PHASES].fill(0)  # writing the others too would evict them from other cores' caches
-        self._head_settings[0] = *_weight_part(head), head.outputs
+        self._head_settings[0] = *_weight_part(head), head.outputs, len(self.weights.layers)
         decoder_kernels.compute_logits(args.descriptors, self.threads)
         logits: Floats = out[:, : head.outputs]
         return logits

@@ -66,10 +66,12 @@ NUM_SETTINGS = 20
 # Entries of `compute_logits`; HEAD_ACTIVATIONS takes five.
 HEAD_IN, HEAD_OUT, HEAD_ACTIVATIONS = range(3)
 HEAD_COUNTERS, HEAD_AMX_SCRATCH, HEAD_ARGMAX, HEAD_SETTINGS, HEAD_SOFT_CAP = range(7, 12)
-HEAD_NO_SLOTS = 12  # has no rows: no adapter changes the head
-HEAD_ENTRIES, HEAD_PHASES = 13, 3
-HEAD_OUTPUTS = PART_COLUMNS  # column of HEAD_SETTINGS after the weight's part: its outputs without padding
-NUM_HEAD_SETTINGS = HEAD_OUTPUTS + 1
+# `kernel_types.RowUpdates`; HEAD_ADAPTER_SLOTS has no rows if no adapter changes the head:
+HEAD_ADAPTER_SLOTS, HEAD_ADAPTER_TABLE, HEAD_ADAPTER_TERMS = range(12, 15)
+HEAD_ENTRIES = 15
+# Columns of HEAD_SETTINGS after the weight's part: its outputs without padding, and the layers of the model.
+HEAD_OUTPUTS, HEAD_LAYERS, NUM_HEAD_SETTINGS = range(PART_COLUMNS, PART_COLUMNS + 3)
+QUANTIZE, HEAD_DOWN, HEAD_PRODUCT, FINISH, HEAD_PHASES = range(5)
 
 # Phases of a layer, as offsets from its first. Attention is counted by all partitions on the first one's counters, and
 # the products with the `down` of adapters only take place in steps with adapters.

@@ -17,7 +17,7 @@ from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.decoder_args import PHASES_PER_LAYER, activations_at, num_phases, thread_context
 from plait.kernels.cpu.gemm import experts as moe
 from plait.kernels.cpu.gemm.layouts import QUANT_BLOCK, TILE_OUTPUTS
-from plait.kernels.cpu.gemm.packed_linear import dequantize_row, gate_up_linear, linear
+from plait.kernels.cpu.gemm.packed_linear import dequantize_row, gate_up_linear
 from plait.kernels.cpu.head_kernels import run_compute_logits
 from plait.kernels.cpu.kernel_args import (
     args_at,
@@ -32,11 +32,11 @@ from plait.kernels.cpu.kernel_types import (
     ExpertBuffers,
     HeadLayout,
     LayerKvCache,
-    QuantizedActivations,
     RowUpdates,
     StepBuffers,
 )
 from plait.kernels.cpu.low_rank import row_updates
+from plait.kernels.cpu.low_rank.row_updates import adapted_linear
 from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART, ThreadKernel
 from plait.kernels.cpu.parallel.threads import (
@@ -139,7 +139,7 @@ def _run_layers(
         int32_vector(args, arg.ADAPTER_SLOTS),
         int64_matrix(args, arg.ADAPTER_TABLE),
         0,
-        kernel_types.NUM_PRODUCTS * len(layers),
+        row_updates.rows_per_adapter(len(layers)),
         float32_matrix(args, arg.ADAPTER_TERMS),
     )
     num_partitions, tokens = settings[arg.NUM_PARTITIONS], int32_vector(args, arg.TOKENS)
@@ -152,7 +152,8 @@ def _run_layers(
             if index:
                 _after_attention(part_ctx, args, settings, index - 1, part, of_rows, partition, begin)
             else:
-                _embed(part_ctx, args, int64_matrix(args, arg.EMBEDDING)[0], tokens[begin:end], part)
+                of_embedding = row_updates.of_product(of_rows, len(layers), kernel_types.EMBEDDING)
+                _embed(part_ctx, args, int64_matrix(args, arg.EMBEDDING)[0], tokens[begin:end], part, of_embedding)
             part_batch = partition_batch(batch, begin, end)
             _before_attention(part_ctx, args, settings, heads, index, part, of_rows, part_batch)
         if index < len(layers):
@@ -246,15 +247,6 @@ def _after_attention(
     )  # fmt: skip
 
 
-def adapted_linear(
-    ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, out: Any, updates: RowUpdates
-) -> None:
-    """`linear` in phase + 1, after the product with the `down` of the rows' adapters, if there are any, in `phase`."""
-    if len(updates.slots):
-        row_updates.multiply_down(ctx, phase, updates, x)
-    linear(ctx, phase + 1, parts, x, out, updates)
-
-
 def first_phase(layer: int) -> Any:
     """The first phase of a layer, behind that of the embedding."""
     return PHASES_PER_LAYER * layer + 1
@@ -299,7 +291,7 @@ def _run_experts(
     moe.combine_outputs(expert_ctx, experts, buffers.block_out)
 
 
-def _embed(ctx: ThreadContext, args: Any, weight: Any, tokens: Any, buffers: StepBuffers) -> None:
+def _embed(ctx: ThreadContext, args: Any, weight: Any, tokens: Any, buffers: StepBuffers, updates: RowUpdates) -> None:
     """Writes the embeddings of the tokens to the residual, and zeros to `block_out`."""
     items, channels = buffers.residual.shape
     count = items_per_claim(items, ctx)
@@ -312,6 +304,8 @@ def _embed(ctx: ThreadContext, args: Any, weight: Any, tokens: Any, buffers: Ste
         for token in range(first, last):
             row = address_of(buffers.residual) + 4 * token * channels
             dequantize_row(weight, int(tokens[token]), channels // QUANT_BLOCK, row)
+            if len(updates.slots):
+                row_updates.add_to_embedding(updates, token, int(tokens[token]), row, channels // TILE_OUTPUTS)
             for channel in range(channels):
                 buffers.residual[token, channel] *= factor
                 buffers.block_out[token, channel] = np.float32(0.0)

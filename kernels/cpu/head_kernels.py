@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from plait.kernels.cpu import amx
+from plait.kernels.cpu import amx, kernel_types
 from plait.kernels.cpu import decoder_args as arg
 from plait.kernels.cpu.attention import online_softmax
 from plait.kernels.cpu.decoder_args import activations_at, thread_context
-from plait.kernels.cpu.gemm.packed_linear import linear
 from plait.kernels.cpu.kernel_args import (
     args_at,
     float32_matrix,
@@ -20,6 +19,7 @@ from plait.kernels.cpu.kernel_args import (
     scalar,
 )
 from plait.kernels.cpu.kernel_types import RowUpdates
+from plait.kernels.cpu.low_rank import row_updates
 from plait.kernels.cpu.ops import quantize_blocks
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART
 from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_work, mark_done
@@ -53,21 +53,25 @@ def _compute_logits(ctx: ThreadContext, args: Any) -> None:
     settings = int64_matrix(args, arg.HEAD_SETTINGS)[0]
     items, channels = hidden.shape
     while True:
-        row = claim_work(ctx.counters, 0, 1)
+        row = claim_work(ctx.counters, arg.QUANTIZE, 1)
         if row >= items:
             break
         blocks = channels // 32
         quantize_blocks(address_of(hidden) + 4 * row * channels, quantized, row * blocks, blocks)
-        mark_done(ctx.counters, 0, 1)
-    barrier_wait(ctx.counters, 0, items)
-    no_updates = RowUpdates(
-        int32_vector(args, arg.HEAD_NO_SLOTS),
-        int64_matrix(args, arg.HEAD_NO_SLOTS),
+        mark_done(ctx.counters, arg.QUANTIZE, 1)
+    barrier_wait(ctx.counters, arg.QUANTIZE, items)
+    layers = settings[arg.HEAD_LAYERS]
+    updates = RowUpdates(
+        int32_vector(args, arg.HEAD_ADAPTER_SLOTS),
+        int64_matrix(args, arg.HEAD_ADAPTER_TABLE),
         0,
-        0,
-        float32_matrix(args, arg.HEAD_NO_SLOTS),
+        row_updates.rows_per_adapter(layers),
+        float32_matrix(args, arg.HEAD_ADAPTER_TERMS),
     )
-    linear(ctx, 1, settings[: arg.HEAD_OUTPUTS], quantized, float32_matrix(args, arg.HEAD_OUT), no_updates)
+    row_updates.adapted_linear(
+        ctx, arg.HEAD_DOWN, settings[: arg.HEAD_OUTPUTS], quantized, float32_matrix(args, arg.HEAD_OUT),
+        row_updates.of_product(updates, layers, kernel_types.HEAD),
+    )  # fmt: skip
     _finish_rows(ctx, args, settings[arg.HEAD_OUTPUTS])
 
 
@@ -78,7 +82,7 @@ def _finish_rows(ctx: ThreadContext, args: Any, outputs: int) -> None:
     if cap > 0:
         items = len(logits)
     while True:
-        row = claim_work(ctx.counters, 2, 1)
+        row = claim_work(ctx.counters, arg.FINISH, 1)
         if row >= items:
             break
         if cap > 0:
@@ -88,5 +92,5 @@ def _finish_rows(ctx: ThreadContext, args: Any, outputs: int) -> None:
             highest, index = row_argmax(logits[row, :outputs])
             argmax_out[row, 0] = highest
             argmax_out[row, 1] = index
-        mark_done(ctx.counters, 2, 1)
-    barrier_wait(ctx.counters, 2, items)
+        mark_done(ctx.counters, arg.FINISH, 1)
+    barrier_wait(ctx.counters, arg.FINISH, items)

@@ -74,10 +74,12 @@ class RowUpdates(NamedTuple):
 
 
 QKV, OUTPUT, GATE_UP, DOWN, NUM_PRODUCTS = range(5)  # the products of a layer
-# Columns of `RowUpdates.table`, whose rows are the products of an adapter's layers, one adapter after the other. `down`
+HEAD, EMBEDDING, NUM_OUTER = range(3)  # those behind the layers
+# Columns of `RowUpdates.table`, whose rows are the products of an adapter, one adapter after the other. `down`
 # is a packed weight of the ranks: the address of its first tile, the bytes of one, their number, and the function of
 # its layout. Then the address of the ranks' factors (float32), the term that is 1 (-1: none), and the address of a
-# table of the product's tiles of outputs, int64 [tiles, TILE_COLUMNS].
+# table of the product's tiles of outputs, int64 [tiles, TILE_COLUMNS]. Of the embedding, `down` is the address of the
+# terms of each token, float32, the bytes from one token to the next, and 1.
 DOWN_AT, DOWN_STRIDE, DOWN_TILES, DOWN_PRODUCT, FACTORS_AT, ONE_TERM, TILES_OF_UP, TABLE_COLUMNS = range(8)
 # Of a tile of outputs: the first of its terms, their number (above 0), and the address of `up`, float16 [terms, 32].
 FIRST_TERM, TERMS_OF_TILE, UP_AT, TILE_COLUMNS = range(4)

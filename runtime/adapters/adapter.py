@@ -19,6 +19,7 @@ from plait.runtime.models.rope import partial_rotary_permutation
 MAX_RANK = 1024
 LayerGroup = Literal["qkv", "output", "gate_up", "down"]
 GROUPS: tuple[LayerGroup, ...] = ("qkv", "output", "gate_up", "down")  # the products of a layer, in their order
+HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 _MODULES: Mapping[LayerGroup, tuple[str, ...]] = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "output": ("self_attn.o_proj",),
@@ -34,7 +35,10 @@ _FUSED_MODULES: Mapping[LayerGroup, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class LowRankUpdate:
-    """The change of one linear layer with N outputs and K inputs: outputs += (inputs @ down.T) @ up.T + bias."""
+    """The change of one linear layer with N outputs and K inputs: outputs += (inputs @ down.T) @ up.T + bias.
+
+    The inputs of the embedding are the tokens of the vocabulary, of which one is 1 and the others are 0.
+    """
 
     down: Float32Array  # [r, K]
     up: Float32Array  # [N, r], with the adapter's scale
@@ -96,13 +100,14 @@ def modules_of(config: ModelConfig, family: ModelFamily) -> tuple[str, ...]:
     """The names of the modules that an adapter may change."""
     groups = (_FUSED_MODULES if family.packed_layer.fused_matrices else _MODULES).items()
     experts = config.experts
-    return tuple(
+    of_layers = (
         f"model.layers.{layer}.{module}"
         for layer in range(config.num_layers)
         for group, modules in groups
         for module in modules
         if group in ("qkv", "output") or experts is None or not experts.layers[layer]
     )
+    return EMBEDDING, *of_layers, *([HEAD] if config.has_lm_head else [])
 
 
 def check_shapes(
@@ -119,7 +124,9 @@ def check_shapes(
     """
     if len(down) != 2 or len(up) != 2 or (bias is not None and list(bias) != [up[0]]):
         raise CorruptModel(f"the adapter {name!r} has tensors of {module} that are no matrices")
-    expected = shapes[f"{module}.weight"]
+    expected = shapes.get(f"{module}.weight", shapes[f"{EMBEDDING}.weight"])  # a tied head has none of its own
+    if module == EMBEDDING:
+        expected = expected[1], expected[0]
     if expected != (up[0], down[1]):
         raise InputError(
             f"the adapter {name!r} is for another model: its {module} has {down[1]} inputs and {up[0]} "

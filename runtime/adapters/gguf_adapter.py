@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plait.runtime.adapters.adapter import LowRankUpdate, ReadUpdates, check_shapes, modules_of
+from plait.runtime.adapters.adapter import EMBEDDING, LowRankUpdate, ReadUpdates, check_shapes, modules_of
 from plait.runtime.arrays import Float32Array
 from plait.runtime.errors import CorruptModel, InputError
 from plait.runtime.model_files.gguf import GGUFFile, open_gguf
@@ -41,12 +41,14 @@ def open_gguf_adapter(name: str, path: Path, config: ModelConfig, shapes: Weight
     bases = dict.fromkeys(stored_name[: -len(_DOWN)] for stored_name in file.tensors)
     for base in bases:
         shape_of = {part: _matrix_shape(file, base + part) for part in (_DOWN, _UP)}
-        check_shapes(name, modules[base], shape_of[_DOWN], shape_of[_UP], shapes)
+        down_shape = shape_of[_DOWN][::-1] if modules[base] == EMBEDDING else shape_of[_DOWN]
+        check_shapes(name, modules[base], down_shape, shape_of[_UP], shapes)
 
     def read() -> dict[str, LowRankUpdate]:
         updates = {}
         for base in bases:
             down, up = (_numbers(file, base + part) for part in (_DOWN, _UP))
+            down = down.T if modules[base] == EMBEDDING else down  # stored as [tokens, rank]
             heads = num_permuted_heads(modules[base], config, family)
             up = unpermute_qk(up, heads) if heads else up
             updates[modules[base]] = LowRankUpdate(down, up * np.float32(alpha / len(down) if alpha else 1.0))

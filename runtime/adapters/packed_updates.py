@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plait.kernels.cpu.low_rank.adapters import AdapterUpdates, CpuAdapters, PackedAdapter, ProductUpdate
-from plait.runtime.adapters.adapter import GROUPS, Adapter
+from plait.runtime.adapters.adapter import EMBEDDING, GROUPS, HEAD, Adapter
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 
 
 class PackedAdapters(CpuAdapters):
-    """Implements `adapter_pool.AdapterSlots`. num_outputs: of the products of each layer, in the order of `GROUPS`."""
+    """Implements `adapter_pool.AdapterSlots`. num_outputs: of each layer's products, in the order of `GROUPS`, and at
+    the end of head and embedding."""
 
     def __init__(self, config: ModelConfig, num_outputs: Sequence[Sequence[int]], num_slots: int) -> None:
         super().__init__(num_outputs, num_slots)
@@ -24,7 +25,7 @@ class PackedAdapters(CpuAdapters):
 
 def _updates_of(adapter: Adapter, config: ModelConfig) -> AdapterUpdates:
     family = FAMILIES_BY_NAME[config.architecture]
-    return [
+    of_layers = [
         [
             [
                 ProductUpdate(begin, update.down, update.up, update.bias)
@@ -33,4 +34,9 @@ def _updates_of(adapter: Adapter, config: ModelConfig) -> AdapterUpdates:
             for group in GROUPS
         ]
         for layer in range(config.num_layers)
+    ]
+    outer = [(adapter.updates.get(module), module == EMBEDDING) for module in (HEAD, EMBEDDING)]
+    return [
+        *of_layers,
+        [[ProductUpdate(0, update.down, update.up, update.bias, last)] if update else [] for update, last in outer],
     ]

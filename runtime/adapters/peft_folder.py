@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,11 +13,11 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from plait.runtime.adapters.adapter import LowRankUpdate, ReadUpdates, check_shapes, modules_of
+from plait.runtime.adapters.adapter import EMBEDDING, HEAD, LowRankUpdate, ReadUpdates, check_shapes, modules_of
 from plait.runtime.arrays import Float32Array
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound
 from plait.runtime.model_files.json_file import read_json_object
-from plait.runtime.model_files.safetensors_bytes import BYTES, SafetensorsBytes, widen
+from plait.runtime.model_files.safetensors_bytes import BYTES, LENGTH_BYTES, SafetensorsBytes, widen
 from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import FAMILIES_BY_NAME
@@ -23,6 +25,8 @@ from plait.runtime.models.registry import FAMILIES_BY_NAME
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PARTS = ("lora_A.weight", "lora_B.weight", "lora_B.bias")
 MAX_BYTES = 1 << 34
+MAX_HEADER_BYTES = 100_000_000  # as in the package safetensors
+MAX_LAYOUTS = 64
 MAX_PATTERN_CHARS, MAX_BRANCHES = 200, 4
 _PREFIXES = ("base_model.model.", "base_model.")
 # Fields of adapter_config.json that say how an adapter was trained or found, not what it computes.
@@ -49,6 +53,26 @@ _READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
 _CHANGING_THE_BASE = re.compile("pissa|olora|corda|loftq|lora_ga", re.IGNORECASE)
 
 
+class _Header(NamedTuple):
+    """A tensor of the file: its name, type and shape."""
+
+    key: str
+    kind: str
+    shape: tuple[int, ...]
+
+
+class _Layout(NamedTuple):
+    """What the headers of an adapter say: by module its tensors' names by their part, and its scale."""
+
+    headers: Mapping[str, _Header]
+    parts: Mapping[str, Mapping[str, str]]
+    scales: Mapping[str, float]
+
+
+# Those checked so far, by `_layout_key`: adapters of one training script differ in their numbers alone.
+_layouts: dict[bytes, _Layout] = {}
+
+
 def open_peft_folder(name: str, folder: Path, config: ModelConfig, shapes: WeightShapes) -> ReadUpdates:
     """Checks the adapter in a folder, for a model of this config and these weights (`expected_shapes`), but for its
     numbers, which the returned function reads.
@@ -58,13 +82,53 @@ def open_peft_folder(name: str, folder: Path, config: ModelConfig, shapes: Weigh
     """
     fields = read_json_object(folder / CONFIG)
     _check_fields(name, fields)
+    key = _layout_key(fields, folder / WEIGHTS, config)
+    layout = _layouts.get(key) or _checked_layout(name, folder, fields, config, shapes)
+    if key not in _layouts and len(_layouts) >= MAX_LAYOUTS:
+        _layouts.clear()
+    _layouts[key] = layout
+
+    def read() -> dict[str, LowRankUpdate]:
+        mapped, headers = SafetensorsBytes(folder / WEIGHTS), layout.headers
+        return {
+            module: _update(
+                {part: _numbers(mapped, headers[key]) for part, key in of_module.items()}, layout.scales[module]
+            )
+            for module, of_module in layout.parts.items()
+        }
+
+    return read
+
+
+def _layout_key(fields: Mapping[str, Any], path: Path, config: ModelConfig) -> bytes:
+    """A digest of all that `_checked_layout` reads. Equal headers of files of one size are both valid or both not.
+
+    Raises ModelNotFound if there is no file.
+    """
+    if not path.is_file():
+        others = [other.name for other in path.parent.glob("adapter_model.*")]
+        kept = f" (plait does not read {others[0]}, which can run code)" if others else ""
+        raise ModelNotFound(f"{path.parent} has no {path.name}{kept}")
+    with path.open("rb") as file:
+        start = file.read(LENGTH_BYTES)
+        header = file.read(min(int.from_bytes(start, "little"), MAX_HEADER_BYTES))
+    said = {field: fields.get(field) for field in (*sorted(_READ), "modules_to_save")}
+    digest = hashlib.blake2b(f"{config} {path.stat().st_size} {json.dumps(said)}\n".encode())
+    digest.update(start + header)
+    return digest.digest()
+
+
+def _checked_layout(
+    name: str, folder: Path, fields: Mapping[str, Any], config: ModelConfig, shapes: WeightShapes
+) -> _Layout:
+    """The headers of an adapter, checked as `open_peft_folder` describes."""
     patterns = {field: _patterns(name, field, fields.get(field)) for field in ("rank_pattern", "alpha_pattern")}
-    headers = _read_headers(folder / WEIGHTS)
+    headers = _without_base_weights(name, fields, _read_headers(folder / WEIGHTS), shapes)
     modules = frozenset(modules_of(config, FAMILIES_BY_NAME[config.architecture]))
     parts, scales = dict[str, dict[str, str]](), dict[str, float]()
     for stored_name in headers:
         path, part = _split_name(name, stored_name)
-        module = path.replace("language_model.", "", 1)
+        module = _module_of(path)
         if module not in modules:
             raise InputError(f"the adapter {name!r} changes {module}, which plait cannot adapt in this model")
         of_module = parts.setdefault(module, {})
@@ -83,15 +147,7 @@ def open_peft_folder(name: str, folder: Path, config: ModelConfig, shapes: Weigh
         down, up, bias = (headers[of_module[part]].shape if part in of_module else None for part in _PARTS)
         assert down is not None and up is not None
         check_shapes(name, module, down, up, shapes, bias)
-
-    def read() -> dict[str, LowRankUpdate]:
-        mapped = SafetensorsBytes(folder / WEIGHTS)
-        return {
-            module: _update({part: _numbers(mapped, headers[key]) for part, key in of_module.items()}, scales[module])
-            for module, of_module in parts.items()
-        }
-
-    return read
+    return _Layout(headers, parts, scales)
 
 
 def _check_fields(name: str, fields: Mapping[str, Any]) -> None:
@@ -116,20 +172,8 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
 
 
-class _Header(NamedTuple):
-    """A tensor of the file: its name, type and shape."""
-
-    key: str
-    kind: str
-    shape: tuple[int, ...]
-
-
 def _read_headers(path: Path) -> dict[str, _Header]:
     """All tensors of a file, without their numbers."""
-    if not path.is_file():
-        others = [other.name for other in path.parent.glob("adapter_model.*")]
-        kept = f" (plait does not read {others[0]}, which can run code)" if others else ""
-        raise ModelNotFound(f"{path.parent} has no {path.name}{kept}")
     if path.stat().st_size > MAX_BYTES:
         raise CorruptModel(f"{path.name} is larger than {MAX_BYTES} bytes")
     try:
@@ -146,21 +190,51 @@ def _read_headers(path: Path) -> dict[str, _Header]:
     return {header.key: header for header in headers}
 
 
+def _without_base_weights(
+    name: str, fields: Mapping[str, Any], headers: dict[str, _Header], shapes: WeightShapes
+) -> dict[str, _Header]:
+    """The tensors without the model's own embedding and head, which peft saves beside an update of one of them.
+
+    Where modules are saved as a whole, they may be other ones, and stay. Raises InputError for other shapes.
+    """
+    ends = {stored_name: _module_of(_without_prefix(stored_name)) for stored_name in headers}
+    is_adapted = any(end.startswith((f"{EMBEDDING}.lora_", f"{HEAD}.lora_")) for end in ends.values())
+    if not is_adapted or fields.get("modules_to_save"):
+        return headers
+    whole = {f"{module}{kind}.weight" for module in (EMBEDDING, HEAD) for kind in ("", ".base_layer")}
+    for stored_name in [stored_name for stored_name, end in ends.items() if end in whole]:
+        shape, expected = headers.pop(stored_name).shape, shapes[f"{EMBEDDING}.weight"]
+        if shape != expected:
+            raise InputError(
+                f"the adapter {name!r} is for another model: its {stored_name} is {list(shape)}, the model's "
+                f"{list(expected)}"
+            )
+    return headers
+
+
 def _numbers(mapped: SafetensorsBytes, header: _Header) -> Float32Array:
     return widen(header.kind, mapped.rows(*header), header.shape)
 
 
 def _split_name(name: str, stored_name: str) -> tuple[str, str]:
     """(path of the module, one of `_PARTS`) of a stored tensor."""
-    path = stored_name
-    for prefix in _PREFIXES:
-        if path.startswith(prefix):
-            path = path.removeprefix(prefix)
-            break
+    path = _without_prefix(stored_name)
+    if embedding := re.fullmatch(r"(.+)\.lora_embedding_([AB])(?:\.default)?", path):
+        return embedding[1], f"lora_{embedding[2]}.weight"
     found = re.fullmatch(r"(.+)\.(lora_[AB])(?:\.default)?\.(weight|bias)", path)
     if found is None or (found[2], found[3]) == ("lora_A", "bias"):
         raise InputError(f"the adapter {name!r} has the tensor {stored_name}, which plait does not support")
     return found[1], f"{found[2]}.{found[3]}"
+
+
+def _without_prefix(stored_name: str) -> str:
+    prefix = next((prefix for prefix in _PREFIXES if stored_name.startswith(prefix)), "")
+    return stored_name.removeprefix(prefix)
+
+
+def _module_of(path: str) -> str:
+    """The name in a text model of a module, or of a part of one."""
+    return path.replace("language_model.", "", 1)
 
 
 def _update(parts: Mapping[str, Float32Array], scale: float) -> LowRankUpdate:

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from plait.kernels.operators import LinearOp
-from plait.runtime.adapters.adapter import GROUPS, Adapter, LowRankUpdate
+from plait.runtime.adapters.adapter import EMBEDDING, GROUPS, HEAD, Adapter, LowRankUpdate
 from plait.runtime.arrays import IntArray
+from plait.runtime.models import layers
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.layers import ProductPlace
 from plait.runtime.models.registry import FAMILIES_BY_NAME
@@ -26,7 +27,7 @@ class _Update(NamedTuple):
     bias: torch.Tensor | None  # [N]
 
 
-Placed = dict[ProductPlace, list[_Update]]
+Placed = dict[ProductPlace | None, list[_Update]]  # None: the embedding
 
 
 class TorchAdapters:
@@ -44,9 +45,18 @@ class TorchAdapters:
     def prepare(self, adapter: Adapter) -> Placed:
         """As in `AdapterSlots`."""
         family = FAMILIES_BY_NAME[self._config.architecture]
-        places = (ProductPlace(layer, group) for layer in range(self._config.num_layers) for group in GROUPS)
-        placed = {place: adapter.placed(self._config, family, place.layer, place.group) for place in places}
-        return {place: [self._on_device(*update) for update in updates] for place, updates in placed.items() if updates}
+        placed = {
+            ProductPlace(layer, group): adapter.placed(self._config, family, layer, group)
+            for layer in range(self._config.num_layers)
+            for group in GROUPS
+        }
+        on_device: Placed = {
+            place: [self._on_device(*update) for update in updates] for place, updates in placed.items() if updates
+        }
+        for outer, module in ((layers.HEAD, HEAD), (None, EMBEDDING)):
+            if module in adapter.updates:
+                on_device[outer] = [self._on_device(0, adapter.updates[module])]
+        return on_device
 
     def _on_device(self, begin: int, update: LowRankUpdate) -> _Update:
         tensors = [
@@ -60,6 +70,10 @@ class TorchAdapters:
     def place(self, slot: int, adapter: Placed | None) -> None:
         """As in `AdapterSlots`."""
         self._slots[slot] = adapter or {}
+
+    def of_head(self, slots: IntArray) -> TorchStepUpdates | None:
+        """`step` of rows with logits; None if no adapter of theirs changes the head."""
+        return self.step(slots) if any(layers.HEAD in self._slots[slot] for slot in slots if slot >= 0) else None
 
     def step(self, slots: IntArray) -> TorchStepUpdates:
         """The updates of a step. slots [T]: the index of each token's adapter; -1 is none."""
@@ -80,3 +94,9 @@ class TorchStepUpdates:
             for update in updates.get(place, ()):
                 delta = self._linear(self._linear(x[tokens], update.down, None), update.up, update.bias)
                 out[:, update.begin : update.end].index_add_(0, tokens, delta)
+
+    def add_to_embeddings(self, out: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """As in `StepUpdates`."""
+        for tokens, updates in self._groups:
+            for update in updates.get(None, ()):
+                out.index_add_(0, tokens, self._linear(update.down.T[token_ids[tokens]], update.up, None))

@@ -49,13 +49,21 @@ def _decode_arrays(batch: Batch) -> BatchArrays:
     return BatchArrays(batch.token_ids(), q_starts[:-1], q_starts, kv_starts, kv_pages, ends - 1, write_slots)
 
 
-def adapter_slots(batch: Batch, slots: Mapping[str, int]) -> IntArray | None:
-    """[T] int32: the slot of each new token's adapter, by its id; -1: it has none. None if no row has one."""
+class AdapterRows(NamedTuple):
+    """The slots of adapters in a batch, int32; -1: no adapter."""
+
+    of_tokens: IntArray  # [T]
+    of_logits: IntArray  # [batch.num_logits]
+
+
+def adapter_rows(batch: Batch, slots: Mapping[str, int]) -> AdapterRows | None:
+    """The slots of a batch's adapters, by their ids; None if no row has one."""
     adapters = (row.request.seq.namespace.adapter for row in batch.rows)
     of_rows = [slots[adapter] if adapter else -1 for adapter in adapters]
     if max(of_rows, default=-1) < 0:
         return None
-    return np.repeat(np.array(of_rows, np.int32), [row.count for row in batch.rows])
+    counts = [[getattr(row, name) for row in batch.rows] for name in ("count", "num_logits")]
+    return AdapterRows(*(np.repeat(np.array(of_rows, np.int32), of_kind) for of_kind in counts))
 
 
 def starts(lengths: list[int] | IntArray) -> IntArray:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from plait.kernels.cpu import amx
 from plait.kernels.cpu.decoder import int8_slot_bytes
@@ -19,12 +20,12 @@ from plait.kernels.cpu.precompile import load_kernels
 from plait.kernels.numpy_layout import NumpyAttentionLayout
 from plait.runtime.adapters.adapter_pool import AdapterPool
 from plait.runtime.adapters.packed_updates import PackedAdapters
-from plait.runtime.arrays import Float32Array, Float64Array
+from plait.runtime.arrays import Float32Array, Float64Array, IntArray
 from plait.runtime.batch.batch import Batch
 from plait.runtime.config import EngineConfig, WeightFormat
 from plait.runtime.errors import InputError
 from plait.runtime.executor.backend_selection import resolve_weight_format
-from plait.runtime.executor.batch_arrays import adapter_slots, batch_arrays
+from plait.runtime.executor.batch_arrays import AdapterRows, adapter_rows, batch_arrays
 from plait.runtime.executor.host_machine import host_kv_cache_budget, num_threads
 from plait.runtime.executor.kernel_cache import COMPILING_EVERY_TIME, can_keep_kernels
 from plait.runtime.executor.runner import (
@@ -125,6 +126,7 @@ class PackedCpuRunner:
             )
             kernels.show(0.9, "loading kernels")
         self.adapter_pool: AdapterPool | None = None
+        self._adapter_rows: AdapterRows | None = None  # of the latest batch
         if config.has_adapters:
             if config.deterministic and amx.available():
                 raise InputError("adapters with deterministic=True need a CPU without AMX")
@@ -161,7 +163,9 @@ class PackedCpuRunner:
         layout = NumpyAttentionLayout(
             arrays.q_starts, arrays.kv_starts, arrays.kv_pages, arrays.positions, arrays.write_slots
         )
-        slots = adapter_slots(batch, self.adapter_pool.slots) if self.adapter_pool is not None else None
+        if self.adapter_pool is not None:
+            self._adapter_rows = adapter_rows(batch, self.adapter_pool.slots)
+        slots = None if self._adapter_rows is None else self._adapter_rows.of_tokens
         hidden = self.model.forward(arrays.token_ids, layout, self.kv_cache, slots)
         return hidden if len(arrays.output_indices) == len(hidden) else hidden[arrays.output_indices]
 
@@ -181,15 +185,27 @@ class PackedCpuRunner:
         """As in `Runner`."""
         if not len(hidden):
             return [], []
-        max_and_token = self.model.argmax_tokens(hidden)
+        max_and_token = self.model.argmax_tokens(hidden, self._logit_slots(hidden))
         return max_and_token[:, 0].tolist(), max_and_token[:, 1].astype(np.int64).tolist()
 
     def logits(self, hidden: Float32Array, allowed_ids: AllowedIds) -> Float32Array:
         """As in `Runner`; valid until the next call, and the caller may change it."""
         if not len(hidden):
             return np.empty((0, self.config.vocab_size), np.float32)
+        slots = self._logit_slots(hidden)
         if not allowed_ids:
-            return self.model.logits(hidden)
+            return self.model.logits(hidden, adapter_slots=slots)
+
+        def compute(rows: list[int], ids: npt.NDArray[np.int64] | None = None) -> Float32Array:
+            return self.model.logits(hidden[rows], ids, adapter_slots=None if slots is None else slots[rows])
+
         out = np.full((len(hidden), self.config.vocab_size), -np.inf, np.float32)
-        fill_logits(out, hidden, allowed_ids, self.model.logits)
+        fill_logits(out, allowed_ids, compute)
         return out
+
+    def _logit_slots(self, hidden: Float32Array) -> IntArray | None:
+        """[n] int32: the slots of the adapters of the latest batch's logits; None if it has no adapters."""
+        if self._adapter_rows is None:
+            return None
+        assert len(self._adapter_rows.of_logits) == len(hidden)
+        return self._adapter_rows.of_logits

@@ -68,7 +68,8 @@ class Runner(Protocol):
         """Returns logits [n, V] float32 of hidden states [n, C].
 
         Of rows in `allowed_ids`, only the columns of those token ids are computed; the others are -inf. The output
-        head takes a third of a small model's step.
+        head takes a third of a small model's step. If rows of the latest batch have adapters, these are the hidden
+        states of all its logits, also in `argmax_tokens`: the adapters may change the head.
         """
 
 
@@ -114,16 +115,16 @@ def choose_num_pages(budget: int, page_bytes: int, max_pages: int) -> int:
     return pages
 
 
-def fill_logits(out: Any, hidden: Any, allowed_ids: Mapping[int, Any], compute: Callable[..., Any]) -> None:
-    """Fills out [n, V], which holds -inf, with the logits of hidden states [n, C] as `Runner.logits` describes.
+def fill_logits(out: Any, allowed_ids: Mapping[int, Any], compute: Callable[..., Any]) -> None:
+    """Fills out [n, V], which holds -inf, with the logits of n hidden states as `Runner.logits` describes.
 
-    `compute(hidden, ids)` returns logits of all tokens, or [n, len(ids)] of the given ones.
+    `compute(rows, ids)` returns those of some rows: all logits, or with `ids` [len(rows), len(ids)].
     """
-    unrestricted = [row for row in range(len(hidden)) if row not in allowed_ids]
+    unrestricted = [row for row in range(len(out)) if row not in allowed_ids]
     if unrestricted:
-        out[unrestricted] = compute(hidden[unrestricted])
+        out[unrestricted] = compute(unrestricted)
     for row, ids in allowed_ids.items():
-        out[row, ids] = compute(hidden[row : row + 1], ids)[0]
+        out[row, ids] = compute([row], ids)[0]
 
 
 def warm_up(runner: LoadedRunner, token_counts: tuple[int, ...] = (2,)) -> None:

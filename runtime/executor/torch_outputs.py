@@ -51,8 +51,14 @@ class TorchOutputs:
         if not len(hidden):
             return torch.empty((0, self._vocab_size), device=self._device)
         if not allowed_ids:
-            return self._head.logits(hidden)
+            return self.logits_of(hidden, None)
         columns = {row: torch.from_numpy(ids).to(self._device) for row, ids in allowed_ids.items()}
         out = torch.full((len(hidden), self._vocab_size), float("-inf"), device=self._device)
-        fill_logits(out, hidden, columns, self._head.logits)
+        fill_logits(out, columns, lambda rows, *ids: self.logits_of(hidden, rows, *ids))
         return out
+
+    def logits_of(
+        self, hidden: torch.Tensor, rows: list[int] | None, columns: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`OutputHead.logits` of some rows of hidden [n, C]; None: of all."""
+        return self._head.logits(hidden if rows is None else hidden[rows], columns)

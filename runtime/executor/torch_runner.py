@@ -21,7 +21,7 @@ from plait.runtime.batch.batch import Batch
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.executor.backend_selection import resolve_dtype_name, torch_weight_format
-from plait.runtime.executor.batch_arrays import adapter_slots
+from plait.runtime.executor.batch_arrays import AdapterRows, adapter_rows
 from plait.runtime.executor.prefix_sharing import PrefixSharing
 from plait.runtime.executor.runner import (
     DEFAULT_CPU_BATCH_TOKENS,
@@ -92,6 +92,7 @@ class TorchRunner(TorchOutputs):
         super().__init__(self.device, self.model, self.config.vocab_size)
         self.has_launcher = type(self).has_launcher and not config.has_adapters
         self.adapter_pool: AdapterPool | None = None
+        self._adapter_rows: AdapterRows | None = None  # of the latest batch
         if config.has_adapters:
             self.adapter_pool = AdapterPool(self.config, config.adapters, config.max_adapters, self._make_adapter_slots)
         self.max_batch_tokens = config.max_batch_tokens or (
@@ -215,8 +216,23 @@ class TorchRunner(TorchOutputs):
     def prepare_inputs(self, batch: Batch) -> ForwardInputs:
         """Starts copying the batch's arrays to the device."""
         inputs = upload_inputs(batch, self.device, self.shared_prefixes(batch))
-        slots = adapter_slots(batch, self.adapter_pool.slots) if self.adapter_pool is not None else None
-        return inputs if slots is None else inputs._replace(updates=self._adapter_slots.step(slots))
+        if self.adapter_pool is not None:
+            self._adapter_rows = adapter_rows(batch, self.adapter_pool.slots)
+        if self._adapter_rows is None:
+            return inputs
+        return inputs._replace(updates=self._adapter_slots.step(self._adapter_rows.of_tokens))
+
+    def logits_of(
+        self, hidden: torch.Tensor, rows: list[int] | None, columns: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As in `TorchOutputs`, with what the rows' adapters add to the head."""
+        if self._adapter_rows is None:
+            return super().logits_of(hidden, rows, columns)
+        slots = self._adapter_rows.of_logits
+        assert len(slots) == len(hidden)
+        if rows is not None:
+            hidden, slots = hidden[rows], slots[rows]
+        return self.model.logits(hidden, columns, self._adapter_slots.of_head(slots))
 
     def shared_prefixes(self, batch: Batch) -> Sequence[IntArray]:
         """The arrays of the prefixes that rows of the batch read together; none without such rows."""

@@ -25,7 +25,7 @@ from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.communicator import SINGLE, Communicator
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.layers import MLP, Attention, Layer, MoE, Projection, StepUpdates, place_of
+from plait.runtime.models.layers import HEAD, MLP, Attention, Layer, MoE, Projection, StepUpdates, place_of
 from plait.runtime.models.loading.rope_tables import build_rope_tables
 from plait.runtime.models.loading.torch_weights import TorchWeightLoader
 from plait.runtime.models.pipeline_stages import Stage
@@ -109,28 +109,37 @@ class Decoder:
             return x if delta is None else x + delta  # rounded as in the next layer's norm
         return self.add_rms_norm(x, delta, self.norm)[1]
 
-    def logits(self, hidden: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [n, V] float32 of hidden [n, C]; with token ids `columns` [k], only those columns: [n, k]."""
+    def logits(
+        self, hidden: torch.Tensor, columns: torch.Tensor | None = None, updates: StepUpdates | None = None
+    ) -> torch.Tensor:
+        """Logits [n, V] float32 of hidden [n, C]; with token ids `columns` [k], only those columns: [n, k].
+
+        updates: what adapters add to the head for these rows; None: nothing.
+        """
         if columns is None:
-            return self.unconverted_logits(hidden).float()
-        if self.communicator.rank.size > 1:
-            return self.logits(hidden)[:, columns]
+            return self.unconverted_logits(hidden, updates).float()
+        if self.communicator.rank.size > 1 or updates is not None:
+            return self.logits(hidden, None, updates)[:, columns]
         head = self.kernels.dequantize_rows(self.head, columns, self.dtype)
         return self._soft_capped(self.kernels.linear(hidden * self.config.logit_scale, head, None)).float()
 
-    def unconverted_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def unconverted_logits(self, hidden: torch.Tensor, updates: StepUpdates | None = None) -> torch.Tensor:
         """Logits [n, V] of hidden [n, C] in the model's dtype."""
-        logits, size = self.rank_logits(hidden), self.communicator.rank.size
+        logits, size = self.rank_logits(hidden, updates), self.communicator.rank.size
         if size == 1:
             return logits
         width = -(-self.config.vocab_size // size)  # the last rank may have fewer tokens
         padded = torch.nn.functional.pad(logits, (0, width - logits.shape[1]))
         return self.communicator.gather_columns(padded)[:, : self.config.vocab_size]
 
-    def rank_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def rank_logits(self, hidden: torch.Tensor, updates: StepUpdates | None = None) -> torch.Tensor:
         """Logits of hidden [n, C] for the tokens `vocabulary`, in the model's dtype."""
         scale = self.config.logit_scale
-        return self._soft_capped(self.kernels.linear(hidden if scale == 1.0 else hidden * scale, self.head, None))
+        scaled = hidden if scale == 1.0 else hidden * scale
+        logits = self.kernels.linear(scaled, self.head, None)
+        if updates is not None:
+            updates.add_to(logits, scaled, HEAD)
+        return self._soft_capped(logits)
 
     def _soft_capped(self, logits: torch.Tensor) -> torch.Tensor:
         """Writes cap * tanh(logits / cap) to the logits, where the model has a cap."""
@@ -154,6 +163,8 @@ class Decoder:
             is_here = (token_ids >= first) & (token_ids < end)
             rows = self.kernels.dequantize_rows(self.embedding, (token_ids - first) * is_here, self.dtype)
             rows = self.communicator.sum(rows * is_here[:, None])  # one rank's is not 0
+        if self._updates is not None:
+            self._updates.add_to_embeddings(rows, token_ids)
         return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
 
     def project(self, x: torch.Tensor, projection: Projection) -> torch.Tensor:

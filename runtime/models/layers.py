@@ -14,10 +14,14 @@ from plait.kernels.quantized_weights import LinearWeight
 
 
 class ProductPlace(NamedTuple):
-    """Which product of a model: that of q, k and v, of the attention output, of gate and up, or of down of a layer."""
+    """Which product of a model: that of q, k and v, of the attention output, of gate and up, or of down of a layer; or
+    the output head."""
 
     layer: int
-    group: Literal["qkv", "output", "gate_up", "down"]
+    group: Literal["qkv", "output", "gate_up", "down", "head"]
+
+
+HEAD = ProductPlace(-1, "head")
 
 
 class StepUpdates(Protocol):
@@ -25,6 +29,9 @@ class StepUpdates(Protocol):
 
     def add_to(self, out: torch.Tensor, x: torch.Tensor, place: ProductPlace) -> None:
         """Adds the updates of all tokens' adapters for the inputs x [T, K] to the outputs [T, N] of a product."""
+
+    def add_to_embeddings(self, out: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Adds those of the embedding to the embeddings [T, C] of token_ids [T]."""
 
 
 class Projection(NamedTuple):

@@ -12,7 +12,7 @@ from plait.kernels.cpu.gemm import packed_weights
 from plait.kernels.cpu.gemm.layout_kernels import layout_kernel
 from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
 from plait.kernels.cpu.kernel_args import aligned_empty, aligned_zeros
-from plait.kernels.cpu.kernel_types import TABLE_COLUMNS, TILE_COLUMNS
+from plait.kernels.cpu.kernel_types import DOWN_TILES, HEAD, NUM_OUTER, TABLE_COLUMNS, TILE_COLUMNS
 
 DOWN_BITS = 8
 Floats = npt.NDArray[np.float32]
@@ -25,15 +25,17 @@ class ProductUpdate(NamedTuple):
     down: Floats  # [r, K]
     up: Floats  # [N, r]
     bias: Floats | None  # [N]
+    is_embedding: bool = False  # x is 1 at one of K tokens, and else 0
 
 
 AdapterUpdates = Sequence[Sequence[Sequence[ProductUpdate]]]
-"""The updates of an adapter, for each layer and each of its products, in the order of `kernel_types`."""
+"""The updates of an adapter, for each layer and each of its products, in the order of `kernel_types`; the last ones
+are of the products behind the layers."""
 
 
 class PackedAdapter(NamedTuple):
-    """The updates of one adapter. rows: int64 [layers * NUM_PRODUCTS, TABLE_COLUMNS]. num_terms: the most of a product,
-    in whole tiles. arrays: of which `rows` has the addresses."""
+    """The updates of one adapter. rows: int64 [products, TABLE_COLUMNS]. num_terms: the most of a product, in whole
+    tiles. arrays: of which `rows` has the addresses."""
 
     rows: npt.NDArray[np.int64]
     num_terms: int
@@ -41,11 +43,10 @@ class PackedAdapter(NamedTuple):
 
 
 class CpuAdapters:
-    """The updates of the adapters in `num_slots` slots. `num_outputs`: of the products of each layer [layers,
-    NUM_PRODUCTS].
+    """The updates of the adapters in `num_slots` slots. `num_outputs`: of the products, as in `AdapterUpdates`.
 
-    table: int64 [num_slots * layers * NUM_PRODUCTS, TABLE_COLUMNS]; rows of zeros are of an empty slot. num_terms: the
-    most of a product in any slot so far.
+    table: int64 [num_slots * products, TABLE_COLUMNS]; rows of zeros are of an empty slot. num_terms: the most of a
+    product in any slot so far.
     """
 
     def __init__(self, num_outputs: Sequence[Sequence[int]], num_slots: int) -> None:
@@ -80,6 +81,11 @@ class CpuAdapters:
         self._placed[slot] = adapter
         self.num_terms = max(self.num_terms, 0 if adapter is None else adapter.num_terms)
 
+    def change_head(self, slots: npt.NDArray[np.int32] | None) -> bool:
+        """Whether an adapter in some of the slots (-1: none) changes the output head."""
+        row = self._rows - NUM_OUTER + HEAD
+        return slots is not None and bool(self.table[slots[slots >= 0] * self._rows + row, DOWN_TILES].any())
+
 
 class _PackedProduct(NamedTuple):
     """As `PackedAdapter`, of one product: a row of the table."""
@@ -91,6 +97,8 @@ class _PackedProduct(NamedTuple):
 
 def _pack_product(updates: Sequence[ProductUpdate], num_outputs: int) -> _PackedProduct:
     """One term behind the ranks stands for all biases."""
+    if updates[0].is_embedding:
+        return _pack_embedding(updates)
     num_ranks = sum(len(update.down) for update in updates)
     has_bias = any(update.bias is not None for update in updates)
     down = np.zeros((num_ranks + has_bias, updates[0].down.shape[1]), np.float32)
@@ -119,6 +127,16 @@ def _pack_product(updates: Sequence[ProductUpdate], num_outputs: int) -> _Packed
     return _PackedProduct(row, len(factors), (packed.data, factors, up_tiles, tiles_table))
 
 
+def _pack_embedding(updates: Sequence[ProductUpdate]) -> _PackedProduct:
+    """Rows of the terms of each token."""
+    (update,) = updates
+    up, factors = _scaled(update.up.T)
+    terms = np.ascontiguousarray((update.down * factors[:, None]).T, np.float32)
+    up_tiles, tiles_table = _tiles(updates, up.astype(np.float16), len(up))
+    row = (terms.ctypes.data, terms.strides[0], 1, 0, 0, -1, tiles_table.ctypes.data)
+    return _PackedProduct(row, 0, (terms, up_tiles, tiles_table))
+
+
 def _scaled(rows: Floats) -> tuple[Floats, Floats]:
     """(rows of magnitudes up to 1, the factor of each)"""
     factors: Floats = np.abs(rows).max(axis=1)
@@ -132,7 +150,7 @@ def _tiles(
     """(the rows of `up` [terms, outputs] that each tile needs, tile by tile; the table of the tiles)"""
     num_tiles = up.shape[1] // TILE_OUTPUTS
     first, last, rank = np.full(num_tiles, len(up)), np.zeros(num_tiles, np.int64), 0
-    for begin, down, outputs, bias in updates:
+    for begin, down, outputs, bias, _ in updates:
         tiles = slice(begin // TILE_OUTPUTS, -(-(begin + len(outputs)) // TILE_OUTPUTS))
         first[tiles] = np.minimum(first[tiles], rank)
         rank += len(down)

@@ -15,7 +15,7 @@ from plait.kernels.cpu import kernel_types as types
 from plait.kernels.cpu import vector_ops
 from plait.kernels.cpu.gemm.amx_blocking import TileStream
 from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
-from plait.kernels.cpu.gemm.packed_linear import multiply_tiles
+from plait.kernels.cpu.gemm.packed_linear import linear, multiply_tiles
 from plait.kernels.cpu.kernel_types import QuantizedActivations, RowUpdates
 from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_work, mark_done
 from plait.kernels.cpu.vector_ops import address_of
@@ -24,10 +24,36 @@ ROWS_PER_ITEM = 4
 
 
 def of_product(updates: RowUpdates, layer: int, product: int) -> RowUpdates:
-    """The updates of one product of a layer."""
+    """The updates of one product of a layer; `layer` is their number for the products behind them."""
     return RowUpdates(
         updates.slots, updates.table, types.NUM_PRODUCTS * layer + product, updates.rows_per_adapter, updates.terms
     )
+
+
+def rows_per_adapter(num_layers: int) -> int:
+    """The rows of an adapter in the table."""
+    return types.NUM_PRODUCTS * num_layers + types.NUM_OUTER
+
+
+def adapted_linear(
+    ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, out: Any, updates: RowUpdates
+) -> None:
+    """`linear` in phase + 1, after the product with the `down` of the rows' adapters, if there are any, in `phase`."""
+    if len(updates.slots):
+        multiply_down(ctx, phase, updates, x)
+    linear(ctx, phase + 1, parts, x, out, updates)
+
+
+def add_to_embedding(updates: RowUpdates, row: int, token: int, out: int, tiles: int) -> None:
+    """Adds the update of a row's adapter to the embedding of its token, `tiles` times 32 float32 at `out`."""
+    slot = updates.slots[row]
+    if slot >= 0:
+        entry = updates.table[slot * updates.rows_per_adapter + updates.first]
+        if entry[types.DOWN_TILES]:
+            terms = entry[types.DOWN_AT] + token * entry[types.DOWN_STRIDE]
+            for i in range(tiles):
+                described = entry[types.TILES_OF_UP] + 8 * types.TILE_COLUMNS * i
+                vector_ops.add_products_at(out + 4 * TILE_OUTPUTS * i, terms, described)
 
 
 def multiply_down(ctx: ThreadContext, phase: int, updates: RowUpdates, x: QuantizedActivations) -> None:

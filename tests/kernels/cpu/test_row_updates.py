@@ -85,7 +85,7 @@ def expected_updates(adapters, slots, values, num_outputs):
     """What the updates add, [T, O] float64."""
     added = np.zeros((len(slots), num_outputs))
     for row, slot in enumerate(slots):
-        for begin, down, up, bias in adapters[slot] if slot >= 0 else ():
+        for begin, down, up, bias, _ in adapters[slot] if slot >= 0 else ():
             delta = values[row] @ rounded(down).T @ up.T
             added[row, begin : begin + len(up)] += delta if bias is None else delta + bias
     return added

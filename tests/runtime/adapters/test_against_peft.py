@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from family_cases import FAMILY_CASES, GGUF_CASES, MODEL_CASES, case_id
-from tiny_adapters import make_adapter, run_with, targets_of, write_gguf_adapter
+from tiny_adapters import make_adapter, outer_targets_of, run_with, targets_of, write_gguf_adapter
 from tiny_hf_models import randomized, runner, text, transformers_logits, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -18,7 +18,7 @@ def assert_close(actual, expected):
 
 @pytest.fixture(params=MODEL_CASES, ids=case_id, scope="module")
 def adapted(request, tmp_path_factory):
-    """A model with two adapters of other ranks, scales and modules, in plait and merged by peft."""
+    """A model with three adapters of other ranks, scales and modules, in plait and merged by peft."""
     family, variant = request.param
     model, folder = randomized(FAMILY_CASES[family].build(variant)), tmp_path_factory.mktemp("adapted")
     model.save_pretrained(folder / "base")
@@ -34,12 +34,13 @@ def adapted(request, tmp_path_factory):
             alpha_pattern={targets[1]: 11},
             use_rslora=True,
         ),
+        "outer": make_adapter(model, folder / "outer", 3, target_modules=outer_targets_of(model)),
     }
     ours = runner(folder / "base", adapters={name: str(folder / name) for name in merged})
     return SimpleNamespace(references={"": model, **merged}, ours=ours)
 
 
-@pytest.mark.parametrize("name", ["", "all", "some"])
+@pytest.mark.parametrize("name", ["", "all", "some", "outer"])
 def test_a_text_has_the_logits_of_the_merged_model(adapted, name):
     tokens = text(40, 0)
     (ours,) = run_with(adapted.ours, [(tokens, range(40), 0, 40, 0, name)])
@@ -48,8 +49,8 @@ def test_a_text_has_the_logits_of_the_merged_model(adapted, name):
 
 def test_rows_of_several_adapters_in_one_step_do_not_meet(adapted):
     """Prompts and decoding rows of no, one and another adapter, in an order that mixes them."""
-    names = ["all", "", "some", "all", "", "some"]
-    lengths = [9, 5, 1, 12, 1, 4]
+    names = ["all", "", "some", "outer", "all", "", "outer", "some"]
+    lengths = [9, 5, 1, 7, 12, 1, 1, 4]
     rows, page = [], 0
     for seed, (name, length) in enumerate(zip(names, lengths, strict=True)):
         tokens, pages = text(20 + length, seed), range(page, page + 20 + length)
@@ -63,7 +64,8 @@ def test_rows_of_several_adapters_in_one_step_do_not_meet(adapted):
 @pytest.mark.parametrize(("family", "variant"), GGUF_CASES, ids=map(case_id, GGUF_CASES))
 def test_adapters_and_models_may_each_be_gguf_files(family, variant, tmp_path):
     model = randomized(FAMILY_CASES[family].build(variant))
-    merged = make_adapter(model, tmp_path / "peft", 1, lora_alpha=3)
+    targets = [*targets_of(model), "embed_tokens", *([] if model.config.tie_word_embeddings else ["lm_head"])]
+    merged = make_adapter(model, tmp_path / "peft", 1, lora_alpha=3, target_modules=targets)
     write_gguf(model, tmp_path / "base.gguf")
     model.save_pretrained(tmp_path / "base")
     write_gguf_adapter(model, tmp_path / "peft", tmp_path / "adapter.gguf")

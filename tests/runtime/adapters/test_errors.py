@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gguf
@@ -98,6 +100,22 @@ def test_what_is_wrong_is_named(saved, config, tmp_path, fields, tensors, error,
     with pytest.raises(error) as raised:
         load_adapters({"mine": changed(saved, tmp_path / "a", fields, tensors)}, config)
     assert phrase in str(raised.value)
+
+
+def test_one_that_differs_from_one_that_was_opened_before_is_checked_again(saved, config, tmp_path):
+    """Its fields, its header, its size, or the model."""
+    load_adapters({"mine": str(saved / "peft")}, config)
+    with pytest.raises(CorruptModel, match="rank 4 at"):
+        load_adapters({"mine": changed(saved, tmp_path / "fields", {"r": 5})}, config)
+    with pytest.raises(InputError, match="use_dora=True"):
+        load_adapters({"mine": changed(saved, tmp_path / "kind", {"use_dora": True})}, config)
+    with pytest.raises(InputError, match="another model"):
+        load_adapters({"mine": str(saved / "peft")}, replace(config, num_kv_heads=1))
+    path = changed(saved, tmp_path / "short")
+    load_adapters({"mine": path}, config)
+    os.truncate(f"{path}/adapter_model.safetensors", os.stat(f"{path}/adapter_model.safetensors").st_size - 4)
+    with pytest.raises(CorruptModel, match="damaged"):
+        open_adapter("mine", path, config, expected_shapes(config))  # before the numbers are read
 
 
 def test_an_adapter_that_changes_nothing_is_refused(saved, config, tmp_path):

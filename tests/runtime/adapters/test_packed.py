@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from family_cases import FAMILY_CASES, case_id
-from tiny_adapters import ATTENTION, make_adapter, run_with
+from tiny_adapters import ATTENTION, make_adapter, outer_targets_of, run_with
 from tiny_hf_models import has_experts, randomized, relative_error, runner, text, transformers_logits
 
 from plait.kernels.cpu.decoder import CpuDecoder, missing_features
@@ -31,6 +31,7 @@ def adapted(request, tmp_path_factory):
     merged = {
         "all": make_adapter(model, folder / "all", 1),
         "some": make_adapter(model, folder / "some", 2, r=7, use_rslora=True, target_modules=modules[:2]),
+        "outer": make_adapter(model, folder / "outer", 3, target_modules=outer_targets_of(model)),
     }
     adapters = {name: str(folder / name) for name in merged}
     ours = runner(folder / "base", dtype="bfloat16", weights="int8", max_pages=700, adapters=adapters)
@@ -46,13 +47,13 @@ def test_logits_are_as_close_to_merged_models_as_those_of_the_model_alone(adapte
         if name:
             unadapted = transformers_logits(adapted.references[""], tokens)
             assert relative_error(logits, unadapted, adapted.has_experts) > 3 * errors[name]
-    assert max(errors["all"], errors["some"]) < 2 * errors[""] + 0.01, errors
+    assert max(errors["all"], errors["some"], errors["outer"]) < 2 * errors[""] + 0.01, errors
 
 
 def test_bits_of_a_row_do_not_depend_on_the_adapters_of_others(adapted):
     """Prompts and decoding rows, beside others of no, the same and another adapter."""
-    texts = [text(20 + length, seed) for seed, length in enumerate((9, 1, 1, 30, 1, 4))]
-    names, rows, page = ["all", "", "some", "all", "", "some"], [], 0
+    texts = [text(20 + length, seed) for seed, length in enumerate((9, 1, 1, 7, 30, 1, 1, 4))]
+    names, rows, page = ["all", "", "some", "outer", "all", "", "outer", "some"], [], 0
     for tokens, name in zip(texts, names, strict=True):
         rows.append((tokens, range(page, page + len(tokens)), 20, len(tokens) - 20, 20, name))
         run_with(adapted.ours, [(tokens, range(page, page + len(tokens)), 0, 20, 19, name)])

@@ -16,7 +16,7 @@ from tiny_hf_models import randomized, runner, text, transformers_logits
 from transformers import LlamaConfig, LlamaForCausalLM
 from waiting import wait_until
 
-from plait.runtime.adapters import adapter_pool
+from plait.runtime.adapters import adapter_pool, peft_folder
 from plait.runtime.adapters.adapter import LowRankUpdate
 from plait.runtime.adapters.adapter_pool import AdapterPool, Loaded
 from plait.runtime.errors import InputError
@@ -113,14 +113,16 @@ def test_files_that_change_while_they_are_read_are_refused(saved, tmp_path, monk
 
 
 def test_many_names_cost_their_headers(saved, tmp_path, monkeypatch):
-    """No numbers are read, and nothing but paths is kept."""
+    """No numbers are read, headers that are equal are checked once, and nothing but paths is kept."""
     for index in range(300):
         (tmp_path / f"n{index}").symlink_to(saved.folder / NAMES[index % 4])
     monkeypatch.setattr("plait.runtime.adapters.peft_folder.widen", None)
+    real, opened = peft_folder.safe_open, []
+    monkeypatch.setattr(peft_folder, "safe_open", lambda path, **more: opened.append(path) or real(path, **more))
     paths = {f"n{index}": str(tmp_path / f"n{index}") for index in range(300)}
     pool = pool_of(saved, paths, 16)
     gc.collect()
-    assert len(pool.names) == 300 and not pool.slots
+    assert len(pool.names) == 300 and not pool.slots and len(opened) <= 4
     assert not [kept for kept in gc.get_objects() if isinstance(kept, LowRankUpdate)]
 
 

@@ -16,7 +16,7 @@ import torch
 
 from plait.constrained import Vocabulary
 from plait.runtime.config import engine_config
-from plait.runtime.executor.batch_arrays import adapter_slots
+from plait.runtime.executor.batch_arrays import adapter_rows
 from plait.runtime.executor.runner import SUM_QUANTUM
 from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Failed, Finished, Generate, Tokens, Welcome
 from plait.runtime.sampling.sampler import Sampler
@@ -81,7 +81,7 @@ class ChainRunner:
 
     def forward(self, batch) -> torch.Tensor:
         if self.adapter_pool is not None:
-            adapter_slots(batch, self.adapter_pool.slots)  # raises for one that is not resident
+            adapter_rows(batch, self.adapter_pool.slots)  # raises for one that is not resident
         if self.fail_when(batch):
             for scheduled in batch.rows:  # half-written garbage
                 for page in scheduled.request.seq.pages.view()[scheduled.start : scheduled.start + scheduled.count]:

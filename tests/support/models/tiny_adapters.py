@@ -25,8 +25,16 @@ def targets_of(model):
     return [name for name in dict.fromkeys(modules) if name in names]
 
 
+def outer_targets_of(model):
+    """Its embedding, its output head and the first of its other ones."""
+    return ["lm_head", "embed_tokens", targets_of(model)[0]]
+
+
 def make_adapter(model, folder, seed, **settings):
-    """Saves a random adapter of a transformers model, and returns the model with it merged in."""
+    """Saves a random adapter of a transformers model, and returns the model with it merged in.
+
+    peft cannot merge a bias into a layer without one, nor two updates into the one matrix of a tied embedding and head.
+    """
     settings = {"r": 4, "lora_alpha": 8, "target_modules": targets_of(model)} | settings
     adapted = get_peft_model(copy.deepcopy(model), LoraConfig(task_type="CAUSAL_LM", **settings))
     generator = torch.Generator().manual_seed(seed)
@@ -35,7 +43,9 @@ def make_adapter(model, folder, seed, **settings):
             if "lora_" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     adapted.save_pretrained(folder)
-    return adapted.merge_and_unload().eval()
+    is_tied = model.config.tie_word_embeddings and {"lm_head", "embed_tokens"} & {*settings["target_modules"]}
+    cannot_merge = is_tied or settings.get("lora_bias")
+    return (adapted.base_model.model if cannot_merge else adapted.merge_and_unload()).eval()
 
 
 def run_with(runner, rows):
@@ -57,7 +67,12 @@ def write_gguf_adapter(model, folder, path, **metadata):
         writer.add_string(key, value)
     heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
     for name, tensor in load_file(folder / "adapter_model.safetensors").items():
-        module, part, _ = name.removeprefix("base_model.model.").rsplit(".", 2)
+        if "lora_" not in name:
+            continue  # the model's own embedding and head
+        module, part = name.removeprefix("base_model.model.").removesuffix(".weight").rsplit(".", 1)
+        if part == "lora_embedding_A":
+            tensor = tensor.T.contiguous()
+        part = part.replace("embedding_", "")
         if arch in PERMUTED and part == "lora_B" and module.rpartition(".")[2] in heads:
             tensor = interleaved(tensor, heads[module.rpartition(".")[2]])
         stored = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
