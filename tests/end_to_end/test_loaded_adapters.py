@@ -175,6 +175,10 @@ def test_what_was_loaded_is_there_after_the_runtime_was_restarted(served, librar
     load(served, "kept", "b")
     shutil.copytree(library / "c", library / "gone")
     load(served, "lost", "gone")
+    for name, file in (("field", "adapter_config.json"), ("file", "adapter_model.safetensors")):
+        shutil.copytree(library / "c", library / f"damaged-{name}")
+        load(served, f"damaged {name}", f"damaged-{name}")
+        (library / f"damaged-{name}" / file).write_text("{}")
     before = text_of(served, "kept")
     shutil.rmtree(library / "gone")
     runtime = served.runtime()
@@ -182,6 +186,7 @@ def test_what_was_loaded_is_there_after_the_runtime_was_restarted(served, librar
     wait_until(lambda: any("is up again" in line for line in served.lines), 60)
     assert text_of(served, "kept") == before
     assert models(served) == {"base": None, "start": "base", "kept": "base"}
+    assert sum("does not start with an adapter that was loaded" in line for line in served.lines) == 2
     unload(served, "kept")
 
 
