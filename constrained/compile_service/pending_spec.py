@@ -26,8 +26,9 @@ class PendingSpec:
     `owner`: the tenant that is charged for it. `is_small`: it is compiled in the small queue. `answer_by`: when it must
     have been answered (monotonic seconds), once it is being compiled. `gives_way`: it is being compiled while another
     tenant waits that was served less. `is_stopped`: its worker does not run, since another one took its place.
-    `is_lowered`: its worker only gets the processor time that nothing else wants. `cpu_s`: the CPU seconds that workers
-    have spent on it and that are not charged yet. `is_done`: it has been answered, or has no tickets any more.
+    `is_lowered`: its worker only gets the processor time that nothing else wants. `is_raised`: it was lowered, and is
+    so no more. `cpu_s`: the CPU seconds that workers have spent on it and that are not charged yet. `is_done`: it has
+    been answered, or has no tickets any more.
     """
 
     spec: Spec
@@ -39,6 +40,7 @@ class PendingSpec:
     gives_way: bool = False
     is_stopped: bool = False
     is_lowered: bool = False
+    is_raised: bool = False
     cpu_s: float = 0.0
     is_done: bool = False
 
@@ -163,13 +165,26 @@ class SpecQueues:
         has_used_much = self.num_workers > 1 and self._used.service(tenant, now) > USED_S
         return has_used_much and self.is_beside_others(tenant)
 
+    def may_lower(self, pending: PendingSpec, now: float) -> bool:
+        """Whether all tenants that wait for a spec are lowered, and it was not raised."""
+        return not pending.is_raised and all(self.is_lowered(name, now) for name in {*pending.tickets.values()})
+
+    def may_raise(self, pending: PendingSpec, now: float) -> bool:
+        """Whether a spec is lowered, running or queued, although a tenant waits for it that is not."""
+        return (pending.is_lowered or pending in self._lowered) and not self.may_lower(pending, now)
+
     def lower(self, now: float) -> None:
-        """Moves the specs of lowered tenants to their queue."""
+        """Moves the specs that only lowered tenants wait for to their queue, and back when they no longer are."""
         for queue in (self._small, self._large):
             for tenant in [tenant for tenant in queue.tenants if self.is_lowered(tenant, now)]:
                 for pending in queue.items_of(tenant):
-                    queue.discard(pending, tenant)
-                    self._lowered.put(tenant, pending)
+                    if self.may_lower(pending, now):
+                        queue.discard(pending, tenant)
+                        self._lowered.put(tenant, pending)
+        for tenant in [tenant for tenant in self._lowered.tenants if not self.is_lowered(tenant, now)]:
+            for pending in self._lowered.items_of(tenant):
+                self._lowered.discard(pending, tenant)
+                self.put(pending, tenant)
 
     def settle(self, running: Collection[PendingSpec], now: float) -> None:
         """Charges the tenants of running specs for the time, takes back the workers of specs that no longer run, and

@@ -144,18 +144,14 @@ class CompilePool:
             spec, tenant, is_small=self._queue.num_workers > 1 and is_small(spec)
         )
         if pending is None:
-            count = self._pending.num_specs_of(tenant)
-            self._answers[ticket] = failures.queue_full(count)
+            self._answers[ticket] = failures.queue_full(self._pending.num_specs_of(tenant))
             return ticket
-        is_new = not pending.tickets
-        if pending.is_lowered and not self._queue.is_lowered(tenant, monotonic()):
-            self._workers.end(pending)  # another tenant began it, and this one need not wait so long
-            is_new = pending not in self.builds.running
+        if not pending.tickets or pending in self._queue:
+            self._queue.put(pending, tenant)
         pending.tickets[ticket] = tenant
         self._waiting[ticket] = pending
-        if is_new or pending in self._queue:
-            self._queue.put(pending, tenant)
         self._wait_limits.append((monotonic() + MAX_WAIT_S, ticket))
+        self._raise(pending)  # another tenant may have begun it, and this one need not wait so long
         self.start_workers()
         self.builds.begin_warm_up()
         self._dispatch()
@@ -254,6 +250,23 @@ class CompilePool:
             self._recent_specs.write_soon()
         return grammar
 
+    def _raise(self, pending: PendingSpec) -> bool:
+        """Begins a lowered spec again as a usual one if a tenant waits for it that is not lowered."""
+        if pending in self.builds.running or not self._queue.may_raise(pending, monotonic()):
+            return False
+        pending.is_lowered, pending.is_raised = False, True
+        self._queue_again(pending)
+        return True
+
+    def _queue_again(self, pending: PendingSpec) -> None:
+        """Ends the job of a spec and queues it for all its tickets, before the other specs of their tenants."""
+        self._workers.end(pending)
+        self._queue.discard(pending)
+        until = monotonic() + MAX_WAIT_S
+        for ticket, tenant in pending.tickets.items():
+            self._queue.put(pending, tenant, first=True)
+            self._wait_limits.append((until, ticket))
+
     def _drop_ticket(self, pending: PendingSpec, ticket: int) -> None:
         """Removes a ticket without an answer. With the last ticket, also removes the spec and kills its job."""
         del self._waiting[ticket]
@@ -300,10 +313,7 @@ class CompilePool:
         return self._job_limit_s * (1 + min(1.0, pending.num_bytes / LONG_BYTES))
 
     def _fail_starts(self) -> None:
-        """Fails one queued job for each worker that failed to start.
-
-        After a failed start, workers start only while jobs wait, so that the attempts end.
-        """
+        """Fails a queued job for each failed start. Workers then start only while jobs wait, so that attempts end."""
         for _ in range(self._workers.take_failed_starts()):
             self._last_start_succeeded = False
             pending = self._queue.pop((), monotonic()) or self._queue.pop_lowered(monotonic())
@@ -318,7 +328,8 @@ class CompilePool:
         elif outcome is JobFailure.LATE:
             cpu_s, limit_s = self._workers.cpu_seconds(pending), self._limit_s(pending)
             if cpu_s < limit_s and monotonic() < pending.answer_by:
-                self._continue_until(pending, limit_s, cpu_s)
+                if cpu_s > limit_s / 2 or not self._raise(pending):
+                    self._continue_until(pending, limit_s, cpu_s)
                 return
             self._workers.end(pending)
             if cpu_s < limit_s:
@@ -357,11 +368,7 @@ class CompilePool:
         if may_continue:
             self._continue_until(pending, self._limit_s(pending), cpu_s)
             return
-        self._workers.end(pending)
-        until = monotonic() + MAX_WAIT_S
-        for ticket, tenant in pending.tickets.items():
-            self._queue.put(pending, tenant, first=True)
-            self._wait_limits.append((until, ticket))
+        self._queue_again(pending)
 
     def _take_result(self, pending: PendingSpec, result: CompileResult) -> None:
         answer = result.answer

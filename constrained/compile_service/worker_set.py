@@ -109,12 +109,13 @@ class WorkerSet(Generic[Job]):
     def begin(self, job: Job, spec: Spec, limit_s: float, max_limit_s: float) -> None:
         """Gives a job to an idle worker, which must answer within `limit_s` seconds. There must be one.
 
-        The deadline may be extended up to `max_limit_s`. Jobs that give way are stopped until this one has ended.
+        The deadline may be extended up to `max_limit_s`. Jobs that give way are stopped until this one has ended, but
+        not for a lowered one.
         """
         worker = self._lowered_worker() if job.is_lowered else self._idle[0]
         assert worker is not None
         for other, running in self._jobs.items():
-            if running is not None and running.gives_way and not running.is_stopped:
+            if running is not None and running.gives_way and not running.is_stopped and not job.is_lowered:
                 running.is_stopped = True
                 self._stopped[other] = worker
                 other.send_signal(signal.SIGSTOP)

@@ -33,21 +33,31 @@ class EarlierTexts:
     """The token that lately followed each context, in a table of a fixed size.
 
     A slot holds a context's check bits, its token, and how often the token was right. A wrong one halves the count and
-    replaces the token at 0; so do contexts that fall on the same slot, and what was not used lately is forgotten.
+    replaces the token at 0; so do contexts that fall on the same slot, and what was not used lately is forgotten. The
+    memory is taken with the first text, and given back with `close`, after which nothing is learned.
     """
 
     def __init__(self) -> None:
-        self._slots = array("Q", bytes(8 * NUM_SLOTS))
+        self._slots: array[int] | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Forgets all texts, also those of requests that still run."""
+        self._slots, self._is_closed = None, True
 
     def find(self, context: int) -> tuple[int, int]:
         """Returns (token, count) of a context, a number of 64 bits; the count is 0 for an unknown one."""
-        slot = self._slots[context % NUM_SLOTS]
+        slot = 0 if self._slots is None else self._slots[context % NUM_SLOTS]
         if slot >> 32 != context >> 32:
             return 0, 0
         return slot >> COUNT_BITS & ((1 << TOKEN_BITS) - 1), slot & ((1 << COUNT_BITS) - 1)
 
     def add(self, context: int, token: int) -> None:
         """Learns that `token` followed the context."""
+        if self._is_closed:
+            return
+        if self._slots is None:
+            self._slots = array("Q", bytes(8 * NUM_SLOTS))
         slot = self._slots[context % NUM_SLOTS]
         entry, count = slot >> COUNT_BITS, slot & ((1 << COUNT_BITS) - 1)
         added = context >> 32 << TOKEN_BITS | token

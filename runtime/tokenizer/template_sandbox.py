@@ -166,7 +166,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if operator == "**":
             _check_power(left, right)
         elif operator == "%" and isinstance(left, str | bytes):
-            _check_format(left)
+            _check_format(left, "%", right)
         elif operator == "*":
             _check_product(left, right)
         elif operator == "+":
@@ -179,6 +179,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if isinstance(argument, int) and abs(argument) > _MAX_INTEGER:
                 raise LimitReached("it passes a number that is too large")
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if name in ("count", "index", "changed"):  # of lists, and of `loop`
+            for value in (owner, *args):
+                charge_comparison(value)
         if isinstance(owner, str | bytes):
             charge_reading(owner)
             if name == "replace":
@@ -192,9 +195,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _check_format(value.__self__)
-        return wrapped
+        if wrapped is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> str:
+            _check_format(value.__self__, "{", args, kwargs)
+            return wrapped(*args, **kwargs)
+
+        return checked
 
 
 def _raise_exception(message: Any) -> NoReturn:
@@ -226,11 +234,13 @@ def _check_replace(text: str | bytes, old: Any, new: Any) -> None:
             raise LimitReached("it replaces too much")
 
 
-def _check_format(layout: str | bytes) -> None:
-    """Raises LimitReached for widths of four or more digits and for widths taken from arguments."""
+def _check_format(layout: str | bytes, place: str, *values: Any) -> None:
+    """Raises LimitReached for widths of four or more digits, for widths taken from arguments, and for values that are
+    too large if each is written at each place. place: with what one begins; twice, it stands for itself."""
     text = layout if isinstance(layout, str) else layout.decode("latin-1")
     if len(text) > 65_536 or re.search(r"\d{4}|%[^a-zA-Z%]*\*|\{[^{}]*\{", text):
         raise LimitReached("it formats with a width that is too large")
+    check_size(values, text.count(place) - 2 * text.count(2 * place))
 
 
 def _check_power(base: Any, exponent: Any) -> None:
@@ -253,35 +263,16 @@ def _check_product(left: Any, right: Any) -> None:
 # Filters whose output in Jinja is bounded by the size of their input; the first ones do not read all of it.
 _CONSTANT_TIME_FILTERS = ("abs", "count", "d", "default", "first", "items", "last", "length")
 _UNCHANGED_FILTERS = (
-    "capitalize",
-    "dictsort",
-    "float",
-    "groupby",
-    "int",
-    "list",
-    "lower",
-    "map",
-    "max",
-    "min",
-    "reject",
-    "rejectattr",
-    "reverse",
-    "select",
-    "selectattr",
-    "sort",
-    "string",
-    "title",
-    "trim",
-    "truncate",
-    "unique",
-    "upper",
-    "wordcount",
+    *("capitalize", "float", "int", "list", "lower", "map", "reject", "rejectattr", "reverse", "select"),
+    *("selectattr", "string", "title", "trim", "truncate", "upper", "wordcount"),
 )
+_COMPARING_FILTERS = ("dictsort", "groupby", "max", "min", "sort", "unique")
 
 
 def _filters(theirs: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     known: dict[str, Callable[..., Any]] = {name: theirs[name] for name in _CONSTANT_TIME_FILTERS}
     known |= {name: charged(theirs[name]) for name in _UNCHANGED_FILTERS}
+    known |= {name: charged(theirs[name], compares=True) for name in _COMPARING_FILTERS}
     known |= FILTERS
     return known | {
         "plait_concat": _join,
@@ -299,7 +290,7 @@ def _filters(theirs: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[...
 def _filter_format(value: Any, *args: Any, **kwargs: Any) -> str:
     if args and kwargs:
         raise TypeError("format takes either positional or named values")
-    _check_format(str(value))
+    _check_format(str(value), "%", args, kwargs)
     return str(check_size(str(value) % (kwargs or args)))
 
 

@@ -96,22 +96,35 @@ def charge_comparison(value: Any) -> Any:
     return value
 
 
-def charged(operation: Any) -> Any:
-    """A filter or a test of Jinja's that counts the work of reading its arguments."""
+def charged(operation: Any, *, compares: bool = False) -> Any:
+    """A filter of Jinja's that counts the work of reading its arguments. compares: whether it compares items."""
 
     @wraps(operation)  # with the attribute that says whether Jinja passes its environment
     def counted(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(_counted_items(argument, compares) for argument in args)
         for argument in (*args, *kwargs.values()):
-            charge(CALL * len(argument)) if isinstance(argument, _CONTAINERS) else charge_reading(argument)
+            if isinstance(argument, _CONTAINERS):
+                charge(CALL * len(argument))
+                for _ in range(len(argument).bit_length() if compares else 0):  # as often as sorting reads an item
+                    charge_comparison(argument)
+            else:
+                charge_reading(argument)
         return operation(*args, **kwargs)
 
     return counted
 
 
-def charge_each(values: Iterable[Any]) -> Iterator[Any]:
-    """Yields the values of a loop with a condition, which its body does not see if they do not meet it."""
+def _counted_items(value: Any, is_read: bool) -> Any:
+    """What `map` and others yield has no length: its items are counted when they are read."""
+    if not isinstance(value, Iterator):
+        return value
+    return list(charge_each(value, CALL)) if is_read else charge_each(value, CALL)
+
+
+def charge_each(values: Iterable[Any], units: int = 1) -> Iterator[Any]:
+    """Yields the values, and counts each. The body of a loop with a condition does not see all of them."""
     for value in values:
-        charge(1)
+        charge(units)
         yield value
 
 

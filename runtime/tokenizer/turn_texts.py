@@ -145,14 +145,23 @@ class TurnTexts:
             if before == self._text_between(roles, len(roles) - 1, None):  # the template has no generation prompt
                 before = self._text_between((*roles, role, "user"), len(roles) - 1, len(roles))
         else:
-            before = self._text_between((*roles, role), len(roles) - 1, len(roles))
+            try:
+                before = self._text_between((*roles, role), len(roles) - 1, len(roles))
+            except InputError:  # it cannot be the last turn
+                before = self._text_between((*roles, role, "user"), len(roles) - 1, len(roles))
         if not before.startswith(written):
             raise InputError(f"the chat template rewrites the end of the turn before one of {_name(role)!r:.40}")
         return before[len(written) :], self._end_of_turn((*roles, role))
 
     def _end_of_turn(self, roles: Roles) -> str:
-        """The text after the last content, without the end of the conversation, which another turn would replace."""
-        end = self._text_between(roles, len(roles) - 1, None)
+        """The text after the last content, without the end of the conversation, which another turn would replace; ""
+        if the turn cannot be the last one. That text is then part of the next turn's beginning."""
+        try:
+            end = self._text_between(roles, len(roles) - 1, None)
+        except InputError:
+            if self._try_render((*roles, "user"))[0] is None:
+                raise
+            return ""
         try:
             follower = "user" if _name(roles[-1]) == "assistant" else "assistant"
             followed = self._text_between((*roles, follower), len(roles) - 1, len(roles))

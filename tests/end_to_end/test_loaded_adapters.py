@@ -31,6 +31,9 @@ def library(tmp_path_factory):
     (folder / "link").symlink_to(outside / "x")
     (folder / "inner").symlink_to(folder / "a")
     (folder / "of-links").mkdir()
+    (folder / "of-loops").mkdir()
+    for loop in (folder / "loop", folder / "of-loops" / "adapter_config.json"):
+        loop.symlink_to(loop.name)
     for file in (outside / "x").iterdir():
         (folder / "of-links" / file.name).symlink_to(file)
     return folder
@@ -100,7 +103,8 @@ def test_other_keys_may_not_load_or_unload(served, key):
 @pytest.mark.parametrize(
     ("path", "status"),
     [("../outside", 400), ("b/../../x", 400), ("/etc", 400), ("link", 400), ("of-links", 400), (".", 400)]
-    + [("", 400), ("b\n", 400), ("nothing", 404), ("b/none", 404), ("other-model", 400)],
+    + [("", 400), ("b\n", 400), ("nothing", 404), ("b/none", 404), ("other-model", 400), ("b\0", 400)]
+    + [("x" * 300, 400), ("x/" * 2047, 400), ("x" * 4097, 400), ("loop", 404), ("of-loops", 400)],
 )  # fmt: skip
 def test_paths_that_are_refused(served, library, path, status):
     answer = load(served, "new", path)
@@ -171,6 +175,10 @@ def test_what_was_loaded_is_there_after_the_runtime_was_restarted(served, librar
     load(served, "kept", "b")
     shutil.copytree(library / "c", library / "gone")
     load(served, "lost", "gone")
+    for name, file in (("field", "adapter_config.json"), ("file", "adapter_model.safetensors")):
+        shutil.copytree(library / "c", library / f"damaged-{name}")
+        load(served, f"damaged {name}", f"damaged-{name}")
+        (library / f"damaged-{name}" / file).write_text("{}")
     before = text_of(served, "kept")
     shutil.rmtree(library / "gone")
     runtime = served.runtime()
@@ -178,6 +186,7 @@ def test_what_was_loaded_is_there_after_the_runtime_was_restarted(served, librar
     wait_until(lambda: any("is up again" in line for line in served.lines), 60)
     assert text_of(served, "kept") == before
     assert models(served) == {"base": None, "start": "base", "kept": "base"}
+    assert sum("does not start with an adapter that was loaded" in line for line in served.lines) == 2
     unload(served, "kept")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 from plait.constrained import GrammarError
@@ -26,7 +26,7 @@ from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 
 MAX_DRAFTING_TOKENS = 32  # sum of running requests and draft tokens in a step with drafts
 MAX_DRAFT_TOKENS = 24  # of one request
-MAX_NAMESPACES = 64  # whose texts and rates are kept, those used last; half a MB each
+MAX_NAMESPACES = 64  # whose texts and rates are kept; half a MB each
 MAX_WALK_S = 0.005  # processor time after which a draft ends, for constraints whose masks take long
 
 # The cost of a draft token relative to a decode token, multiplied by sqrt(batch size): the larger the batch, the less
@@ -68,12 +68,11 @@ class Drafter:
         namespace = request.seq.namespace
         if not self._sources or request.params.samples_sequence:
             return
-        shared = self._shared.get(namespace)
-        if shared is None:
-            shared = self._shared[namespace] = _Shared()
+        if namespace not in self._shared:
+            self._make_room()
+            self._shared[namespace] = _Shared()
+        shared = self._shared[namespace]
         self._shared.move_to_end(namespace)
-        if len(self._shared) > MAX_NAMESPACES:
-            self._shared.popitem(last=False)
         proposers: list[tuple[Proposer, AcceptanceRates]] = []
         if "prompt" in self._sources:
             proposers.append((PromptLookup(), shared.lookup_rates))
@@ -82,10 +81,19 @@ class Drafter:
             proposers.append((earlier, shared.earlier_rates))
         request.proposers = TextProposers(proposers)
 
+    def _make_room(self) -> None:
+        """Forgets the namespace used longest ago of the tenant with the most, if there are too many."""
+        if len(self._shared) >= MAX_NAMESPACES:
+            counts = Counter(key.tenant for key in self._shared)
+            self._forget(next(key for key in self._shared if counts[key.tenant] == max(counts.values())))
+
+    def _forget(self, namespace: CacheNamespace) -> None:
+        self._shared.pop(namespace).texts.close()
+
     def flush(self, tenant: str | None) -> None:
         """Forgets the texts of a tenant; None: of all."""
         for namespace in [key for key in self._shared if tenant is None or key.tenant == tenant]:
-            del self._shared[namespace]
+            self._forget(namespace)
 
     def end(self, request: GenerationRequest) -> None:
         """Takes what the output of a request tells, which has ended."""

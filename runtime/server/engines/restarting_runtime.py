@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.runtime.errors import NotRestarted, PlaitError
+from plait.runtime.errors import InputError, ModelError, NotRestarted, PlaitError
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.server.settings import MAX_RESTARTS, STUCK_AFTER_S
 
@@ -121,7 +121,7 @@ class RestartingRuntime:
             settings["adapters"] = {
                 name: path for name, path in adapters if path not in self._loaded_paths or Path(path).exists()
             }
-        runtime = Runtime(self._model_path, meanwhile=meanwhile, **settings)
+        runtime = self._start_with_fewer(settings, meanwhile)
         runtime.client.set_liveness_check(LIVENESS_INTERVAL_S, self._stuck_after_s)
         try:
             self._on_start(runtime)
@@ -129,6 +129,21 @@ class RestartingRuntime:
             runtime.shutdown(grace_s=0.0)
             raise
         return runtime
+
+    def _start_with_fewer(self, settings: dict[str, Any], meanwhile: Callable[[], object] | None) -> Runtime:
+        """Starts without those loaded adapters that cannot be read any more. Raises what starting raises."""
+        while True:
+            try:
+                return Runtime(self._model_path, meanwhile=meanwhile, **settings)
+            except (InputError, ModelError) as error:
+                adapters = settings.get("adapters") or {}
+                loaded = {name: path for name, path in adapters.items() if path in self._loaded_paths}
+                named = [name for name, path in loaded.items() if repr(name) in str(error) or path in str(error)]
+                if not loaded:
+                    raise
+                log.error("%s does not start with an adapter that was loaded: %s", self.name, error)
+                left_out = named or loaded
+                settings = {**settings, "adapters": {name: adapters[name] for name in adapters if name not in left_out}}
 
     def _log_progress(self, text: str) -> None:
         log.info("%s starts: %s", self.name, text)

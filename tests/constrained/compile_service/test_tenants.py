@@ -31,9 +31,9 @@ from plait.constrained import (
 from plait.constrained.compile_service import pending_spec
 from plait.constrained.compile_service import pool as pool_module
 from plait.constrained.compile_service.pending_spec import PendingSpec
-from plait.constrained.compile_service.worker_messages import CompileRefused, CompileResult
+from plait.constrained.compile_service.worker_messages import CompileRefused, CompileResult, WorkerInit
 from plait.constrained.compile_service.worker_process import WorkerProcess
-from plait.constrained.compile_service.worker_set import JobFailure
+from plait.constrained.compile_service.worker_set import JobFailure, WorkerSet
 
 
 class ListedWorkers:
@@ -275,6 +275,86 @@ def test_a_lowered_job_begins_again_for_a_tenant_that_is_not(small: Vocabulary) 
     assert (workers.killed, workers.running, job.is_lowered) == ([job], [job], False)
     workers.refuse(job)
     assert {ticket for ticket, _ in pool.collect()} == tickets
+    pool.close()
+
+
+def test_a_lowered_job_that_another_tenant_began_again_is_answered_without_that_tenant(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    pool.watch_others(lambda tenant: True)
+    use_much(pool, workers, "a")
+    ticket = pool.submit(large(0), "a")
+    (job,) = workers.running
+    pool.submit(large(1), "c")
+    other = pool.submit(large(0), "b")
+    assert workers.killed == [job], "the place of large specs is taken"
+    assert job not in workers.running
+    pool.cancel(other)
+    workers.refuse(workers.running[0])
+    pool.collect()
+    assert workers.running == [job]
+    workers.refuse(job)
+    assert [number for number, _ in pool.collect()] == [ticket]
+    pool.close()
+
+
+def test_a_lowered_tenant_lowers_no_spec_that_another_one_waits_for(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    pool.watch_others(lambda tenant: True)
+    use_much(pool, workers, "a")
+    pool.submit(large(1), "c")
+    pool.submit(large(0), "b")
+    pool.submit(large(0), "a")
+    assert [job.owner for job in workers.running] == ["c"]
+    workers.refuse(workers.running[0])
+    pool.collect()
+    assert [(job.owner, job.is_lowered) for job in workers.running] == [("b", False)]
+    pool.close()
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_lowered_spec_is_raised_once_its_tenant_is_no_longer_lowered(
+    small: Vocabulary, is_running: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr(pool_module, "monotonic", lambda: clock)
+    pool, workers = make_pool(small)
+    pool.watch_others(lambda tenant: True)
+    use_much(pool, workers, "a")
+    tickets = [pool.submit(large(n), "a") for n in range(2)]
+    (job,) = workers.running
+    assert job.is_lowered
+    workers.used_cpu_s = 0.02  # the others leave it hardly any
+    clock += 5.0
+    workers.late += [job] * is_running
+    assert pool.collect() == []
+    assert workers.running == [job], "still lowered"
+    clock += 5.0
+    workers.late += [job] * is_running
+    assert pool.collect() == []
+    assert [(other is job, other.is_lowered) for other in workers.running][-1] == (is_running, False)
+    for number in (0, 1):
+        workers.used_cpu_s = 2.0
+        workers.refuse(workers.running[-1])
+        assert len(pool.collect()) == 1, number
+    assert tickets
+    pool.close()
+
+
+def test_a_lowered_job_that_gets_processor_time_is_not_begun_again(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr(pool_module, "monotonic", lambda: clock)
+    pool, workers = make_pool(small)
+    pool.watch_others(lambda tenant: True)
+    use_much(pool, workers, "a")
+    pool.submit(large(0), "a")
+    workers.used_cpu_s = 1.5
+    clock += 10.0
+    workers.late += workers.running
+    assert pool.collect() == []
+    assert workers.running[0].is_lowered
+    assert not workers.killed
     pool.close()
 
 
@@ -554,6 +634,29 @@ def test_every_ticket_is_answered_once_whatever_happens(
     assert not pool._waiting
     pool._queue.settle([], 0.0)
     assert not pool._queue._shares.holders(), "a tenant holds a worker for ever"
+
+
+def test_a_lowered_job_stops_no_other_one(small: Vocabulary) -> None:
+    class Worker:
+        is_ready = True
+
+        def __init__(self, is_lowered: bool) -> None:
+            self.is_lowered, self.signals = is_lowered, list[int]()
+
+        def begin(self, *job: object) -> None: ...
+
+        def send_signal(self, number: int) -> None:
+            self.signals.append(number)
+
+    busy, lowered, fresh = Worker(False), Worker(True), Worker(False)
+    workers = WorkerSet[PendingSpec](WorkerInit([], [], 0), 2)
+    jobs = [PendingSpec(large(n), "a", 0, False, gives_way=n == 0, is_lowered=n == 1) for n in range(3)]
+    workers._jobs = {busy: jobs[0], lowered: None, fresh: None}  # type: ignore[dict-item]
+    workers.begin(jobs[1], jobs[1].spec, 1.0, 1.0)
+    assert not busy.signals
+    assert not jobs[0].is_stopped
+    workers.begin(jobs[2], jobs[2].spec, 1.0, 1.0)
+    assert busy.signals == [signal.SIGSTOP]
 
 
 # -- with real processes ---------------------------------------------------------------------------

@@ -9,10 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.constrained import Regex, compile_grammar
+from plait.runtime.batch.request import GenerationRequest, RequestOwner
 from plait.runtime.drafts import earlier_texts
 from plait.runtime.drafts.earlier_texts import EarlierTexts, EarlierTextsProposer
+from plait.runtime.kv_cache.radix_node import CacheNamespace
+from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Append, FlushCache, Generate, Open
 from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler.error_log import ErrorLog
+from plait.runtime.scheduler.policy import drafts
+from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 
 
 def array(tokens):
@@ -117,3 +123,28 @@ def test_a_flush_forgets_the_texts_of_its_tenant(engine, tenant, is_forgotten):
     drafted(*engine, 1)
     run_until_idle(*engine, FlushCache(99, tenant))
     assert (drafted(*engine, 2) == 0) == is_forgotten
+
+
+def test_namespaces_that_wait_take_no_memory_and_those_of_one_tenant_push_out_its_own(monkeypatch):
+    monkeypatch.setattr(drafts, "MAX_NAMESPACES", 4)
+    drafter = drafts.Drafter(("prompt", "earlier"), TokenMaskBuilder(vocabulary()), 100, ErrorLog())
+
+    def begun(tenant, salt):
+        owner = RequestOwner(tenant, (b"", 0), 0)
+        request = GenerationRequest(owner, Sequence(CacheNamespace(tenant, salt)), 1, sampling_params(), 1)
+        request.seq.tokens.extend(range(8))
+        drafter.begin(request)
+        return request
+
+    honest, requests = begun("honest", ""), [begun("many", str(number)) for number in range(9)]
+    tables = {key: shared.texts for key, shared in drafter._shared.items()}
+    assert len(tables) == 4 and honest.seq.namespace in tables
+    assert not any(texts._slots for texts in tables.values())
+    for request in (honest, *requests):
+        drafter.end(request)
+    held = [texts for texts in tables.values() if texts._slots is not None]
+    assert len(held) == 4
+    drafter.flush("many")
+    assert [texts for texts in held if texts._slots is not None] == [tables[honest.seq.namespace]]
+    tables[requests[-1].seq.namespace].add(1 << 40, 7)
+    assert tables[requests[-1].seq.namespace].find(1 << 40) == (0, 0)

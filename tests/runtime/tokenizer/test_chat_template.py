@@ -11,6 +11,7 @@ import tokenizers
 from chat_templates import CHATML, messages, template
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from qwen3_template import QWEN3
 from transformers import PreTrainedTokenizerFast
 
 from plait.runtime.errors import InputError
@@ -194,3 +195,15 @@ def test_the_end_of_a_conversation_is_no_part_of_a_turn_that_another_follows(nam
             text += ours.turn_suffix(roles, role)
         roles.append(role)
     assert text == ours.render(messages(["user", "assistant", "user"], ["q", "a", "r"]), add_generation_prompt=True)
+
+
+def test_a_system_turn_of_a_template_that_rewrites_answers_and_needs_a_user() -> None:
+    of_user = "messages | selectattr('role', 'equalto', 'user') | list"
+    needs_user = f"{{% if not {of_user} %}}{{{{ raise_exception('no user') }}}}{{% endif %}}"
+    chat_template, text = template(needs_user + QWEN3), ""
+    roles, contents = ["system", "user", "assistant", "user"], ["be brief", "hi", "hello", "and now"]
+    for number, (role, content) in enumerate(zip(roles, contents, strict=True)):
+        texts = chat_template.turn_prefix(roles[:number], role), chat_template.turn_suffix(roles[:number], role)
+        text += texts[0] + content + texts[1]
+    assert text == chat_template.render(messages(roles, contents))
+    assert chat_template.turn_suffix([], "system") == "", "it cannot be the last turn"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from chat_templates import CHATML, messages, template
 from hostile_templates import HARMFUL
@@ -39,14 +41,18 @@ LONG_STEPS = {
     "macro": "{% macro f() %}{{ m }}{% endmacro %}{% set x = f() %}",
     "JSON": "{% set x = m | tojson %}",
     "replacement": "{% set x = m | replace('c', 'd') %}",
+    "sorting": "{% set x = l | sort %}",
+    "least": "{% set x = l | min %}",
+    "count in a list": "{% set x = l.count(n) %}",
+    "change": "{% set x = loop.changed(m) %}",
 }
 
 
 @pytest.mark.parametrize("name", LONG_STEPS)
 def test_the_work_grows_with_the_repetitions_and_with_what_they_read(name: str) -> None:
     def work(times: int, text: str) -> int:
-        source = f"{{% set m = messages[0].content %}}{{% set n = 'c' ~ m[1:] %}}{{% for i in range({times}) %}}"
-        compiled = template(source + LONG_STEPS[name] + "{% endfor %}")
+        values = "{% set m = messages[0].content %}{% set n = 'c' ~ m[1:] %}{% set l = [m, n] %}"
+        compiled = template(values + f"{{% for i in range({times}) %}}" + LONG_STEPS[name] + "{% endfor %}")
         with limited_work(10**9) as work:
             compiled.render([{"role": "user", "content": text}])
         return work.done
@@ -61,6 +67,39 @@ def test_values_that_a_loop_leaves_out_are_work() -> None:
     with limited_work(10**9) as work:
         compiled.render(messages(["user"], ["hi"]))
     assert work.done >= 1000
+
+
+@pytest.mark.parametrize("last", ["list", "sort", "min"])
+def test_each_filter_of_a_chain_is_work(last: str) -> None:
+    def work(length: int) -> int:
+        compiled = template("{% set x = range(1000)" + " | map(attribute='a', default=1)" * length + f" | {last} %}}")
+        with limited_work(10**9) as work:
+            compiled.render([])
+        return work.done
+
+    assert work(20) - work(10) >= 10 * 1000
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["(l * 10000).format(t)", "(l * 10000).format_map([t])", "l * 10000 % {'a': t}", "l * 10000 | format(a=t)"],
+)
+def test_values_that_are_written_often_are_refused_before(written: str) -> None:
+    layout = "%(a)s" if "%" in written or "|" in written else "{0}"
+    source = f"{{% set l, t = '{layout}', 'x' * 40000 %}}{{% set x = ({written}) %}}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnsupportedModel, match="too large"):
+            template(source).render([])
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20  # all of it would be 400 MB
+    finally:
+        tracemalloc.stop()
+
+
+def test_braces_of_json_in_a_percent_layout_are_no_places() -> None:
+    layout = '{"a": "%s", "b": 100%%}' + "{}" * 200
+    written = template("{{ messages[0].layout % messages[0].text }}").render([{"layout": layout, "text": "x" * 99_999}])
+    assert written == layout % ("x" * 99_999)
 
 
 def test_work_inside_counts_outside() -> None:

@@ -20,9 +20,8 @@ from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import Finished
 from plait.runtime.server.generation.submission import RequestHandle
 from plait.runtime.server.generation.threads import run_in_thread_if
-from plait.runtime.server.protocols.ollama import generate as ollama
-from plait.runtime.server.protocols.openai import chat, completions
-from plait.runtime.server.protocols.openai.responses import endpoint as responses
+from plait.runtime.server.protocols import answer as answer_module
+from plait.runtime.server.protocols.openai import completions
 from plait.runtime.server.protocols.programs import endpoint as programs
 from plait.runtime.server.protocols.sglang import generate as sglang
 from plait.runtime.server.protocols.sglang.generate import SglangResponseWriter
@@ -102,7 +101,7 @@ def test_many_logprobs_are_written_in_a_thread_however_many_answers_have_them(se
             done_in_thread.append(work)
         return await run_in_thread_if(is_large, work, *args)
 
-    for module in (chat, completions, responses, ollama, programs, sglang):
+    for module in (answer_module, completions, programs, sglang):
         monkeypatch.setattr(module, "run_in_thread_if", recorded)
         monkeypatch.setattr(module, "LARGE_TOKENS", 32)
     address, _ = serve()
@@ -114,13 +113,13 @@ def test_many_logprobs_are_written_in_a_thread_however_many_answers_have_them(se
 @pytest.mark.parametrize("top", [0, 2])
 def test_the_logprobs_of_echoes_are_chunks_of_their_own_and_made_aside(serve, monkeypatch, top):
     threads = []
-    echo_chunk = completions._CompletionStream._echo_chunk
+    echo_chunk = completions._CompletionWriter._echo_chunk
 
     def recorded(*args):
         threads.append(threading.get_ident())
         return echo_chunk(*args)
 
-    monkeypatch.setattr(completions._CompletionStream, "_echo_chunk", recorded)
+    monkeypatch.setattr(completions._CompletionWriter, "_echo_chunk", recorded)
     monkeypatch.setattr(completions, "LARGE_TOKENS", 3)
     address, _ = serve()
     body = {"model": "default", "prompt": ["abc def ghi", "xyz xyz"], "max_tokens": 4, "temperature": 0}

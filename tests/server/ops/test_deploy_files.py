@@ -45,7 +45,8 @@ def test_dashboard_uses_metrics_that_exist(serve) -> None:
     assert shown <= known
     own = {re.sub("_(bucket|sum|count)$", "", name) for name in shown}
     missing = {name for name in kinds if name.startswith("plait_")} - own
-    assert missing <= {"plait_scheduler_steps_total", "plait_bad_frames_total"}
+    # The last one is the former name of another.
+    assert missing <= {"plait_scheduler_steps_total", "plait_bad_frames_total", "plait_spared_tokens_total"}
     for expression in expressions:
         assert expression.count("(") == expression.count(")") and expression.count("{") == expression.count("}")
     documented = set(METRIC.findall((ROOT / "docs/deploy.md").read_text()))

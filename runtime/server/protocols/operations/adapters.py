@@ -92,14 +92,17 @@ def path_below(directory: Path, name: str) -> Path:
     refused = invalid("'lora_path' is the path of a folder or file below the server's --lora-dir", "lora_path")
     if parts.is_absolute() or ".." in parts.parts or not parts.parts or not name.isprintable():
         raise refused
-    root, path = directory.resolve(), directory / name
-    if not path.exists():
-        text = f"there is no {name!r:.200} below the server's --lora-dir"
-        raise ApiError(404, text, type=NOT_FOUND, param="lora_path", code="adapter_not_found")
-    files = [path, *path.iterdir()] if path.is_dir() else [path]
-    if not all(file.resolve().is_relative_to(root) for file in files):
-        raise refused
-    return path.resolve()
+    try:
+        root, path = directory.resolve(), directory / name
+        if not path.exists():
+            text = f"there is no {name!r:.200} below the server's --lora-dir"
+            raise ApiError(404, text, type=NOT_FOUND, param="lora_path", code="adapter_not_found")
+        files = [path, *path.iterdir()] if path.is_dir() else [path]
+        if all(file.resolve().is_relative_to(root) for file in files):
+            return path.resolve()
+    except (OSError, RuntimeError):  # too long a name, a folder that may not be read, or a loop of links
+        raise refused from None
+    raise refused
 
 
 def _keep_at_restart(model: ServedModel, name: str, path: str | None) -> None:
