@@ -67,6 +67,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         text, "earlier" what calls of the same tenant, cache salt, adapter and constraint wrote before. Tokens change no
         more than they do with different requests in the batch.
     prompt_lookup: False is `drafts=()`, whatever that is.
+    draft: a smaller model with the same vocabulary, as `model_path`, which guesses draft tokens too, on a CPU; "" is
+        none. It rests where it does not pay; see docs/architecture.md.
     token_healing: whether a call without the sampling parameter `token_healing` heals; see docs/constraints.md.
     check_integrity: verify the page accounting after every step (slow).
     """
@@ -98,6 +100,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_adapters: int = 0
     drafts: tuple[DraftSource, ...] = get_args(DraftSource)
     prompt_lookup: bool = True
+    draft: str = ""
     token_healing: bool = False
     check_integrity: bool = False
 
@@ -127,6 +130,10 @@ _LIMITS = {
 
 
 _NAMES_ELSEWHERE = {  # of settings of other runtimes -> ours
+    "draft_model": "draft",
+    "model_draft": "draft",
+    "speculative_model": "draft",
+    "speculative_draft_model_path": "draft",
     "model": "model_path",
     "max_model_len": "context_length",
     "n_ctx": "context_length",
@@ -163,6 +170,8 @@ def engine_config(**settings: Any) -> EngineConfig:
     """
     if isinstance(settings.get("model_path"), Path):
         settings["model_path"] = str(settings["model_path"])
+    if isinstance(settings.get("draft"), str | Path) and Path(settings["draft"]).expanduser().exists():
+        settings["draft"] = str(Path(settings["draft"]).expanduser().absolute() if settings["draft"] != "" else "")
     if settings.get("constraint_file"):
         settings["constraint_file"] = _absolute_path(settings["constraint_file"])
     if settings.get("chat_template") is not None:

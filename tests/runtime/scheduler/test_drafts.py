@@ -259,9 +259,9 @@ def test_drafts_cost_at_most_three_percent_of_a_thousand_tokens(acceptance):
 def call_of_add_draft(arguments):
     build = Drafter._build
 
-    def record(self, request, max_tokens, token_cost, first_token_cost):
+    def record(self, request, max_tokens, token_cost, first_token_cost, num_running):
         arguments.append((max_tokens, token_cost, first_token_cost))
-        return build(self, request, max_tokens, token_cost, first_token_cost)
+        return build(self, request, max_tokens, token_cost, first_token_cost, num_running)
 
     return record
 
