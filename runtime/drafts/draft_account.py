@@ -16,6 +16,7 @@ REOPEN_BALANCE = 5.0  # at which a draft model that rests is tried again
 PRIOR_RATE = 0.6  # of its guesses that are expected to be right before any is counted
 TIME_DECAY = 0.8  # of the measured times, at each new one
 MAX_TRIAL_SHARE = 0.25  # of the balance that a trial may cost
+FIRST_PAUSE, MAX_PAUSE = 4, 1024  # steps between two trials where guesses do not seem to pay; each trial doubles it
 
 
 class DraftAccount:
@@ -29,6 +30,7 @@ class DraftAccount:
         self.balance, self.is_resting = FIRST_BALANCE, False
         self.rate = AcceptanceRates((PRIOR_RATE,), SHARED_DECAY)  # of all texts
         self._step_s: dict[int, float] = {}  # rows -> of a step that decodes one token of each
+        self._pause, self._steps_left, self._is_trial = FIRST_PAUSE, 0, False
         self._spent_s = 0.0  # in forward passes of the draft model, since the last step
 
     def guess_cost(self, num_rows: int) -> float | None:
@@ -36,9 +38,24 @@ class DraftAccount:
         step_s = self._step_s.get(num_rows)
         return None if step_s is None else self.guess_s * num_rows / step_s
 
+    def begin_step(self) -> None:
+        """Begins a step in which texts may be drafted."""
+        self._steps_left = max(0, self._steps_left - 1)
+        if self._is_trial:
+            self._steps_left, self._pause, self._is_trial = self._pause, min(MAX_PAUSE, 2 * self._pause), False
+
     def may_try(self, cost: float) -> bool:
-        """Whether there is enough left for a guess of this cost that is not expected to pay."""
-        return cost <= MAX_TRIAL_SHARE * self.balance
+        """Whether a guess of this cost may be tried in this step although it is not expected to pay.
+
+        The texts of a step try together, so that they share a forward pass.
+        """
+        may_try = not self._steps_left and cost <= MAX_TRIAL_SHARE * self.balance
+        self._is_trial |= may_try
+        return may_try
+
+    def end_trials(self) -> None:
+        """Is told that guesses are expected to pay; later trials begin with short pauses again."""
+        self._pause = FIRST_PAUSE
 
     def may_catch_up(self, num_rows: int, num_tokens: int) -> bool:
         """Whether there is enough left to compute so many tokens of a text that the draft model has not read."""

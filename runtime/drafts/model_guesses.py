@@ -16,7 +16,6 @@ from plait.runtime.drafts.proposer import TEXT_DECAY, AcceptanceRates, Guess
 
 NUM_LEVELS = 10  # equal steps of the probability from 0 to 1
 MAX_CHAIN = 24  # guesses whose worth is summed
-FIRST_PAUSE, MAX_PAUSE = 4, 1024  # steps between two trials where the guesses do not seem to pay; each doubles it
 
 
 class ModelGuesses:
@@ -28,7 +27,7 @@ class ModelGuesses:
         self._account = account
         self._rate = AcceptanceRates(account.rate.rates(), TEXT_DECAY)
         self._guessed: dict[int, Guess] = {}  # by position
-        self._num_rows, self._pause, self._steps_left = 1, FIRST_PAUSE, 0
+        self._num_rows = 1
         self._cost = 0.0  # of a guess in this step, relative to a decode token
         self._speed = 1.0  # of the text, see `TextProposers.speed`
         self._is_trial = False
@@ -77,13 +76,10 @@ class ModelGuesses:
             return
         self._cost, self._speed = cost, speed
         self._is_trial = _gain(self._rate.rate(0), token_cost + speed * cost) <= first_token_cost
-        if self._is_trial:
-            if self._steps_left or not self._account.may_try(cost):
-                self._steps_left = max(0, self._steps_left - 1)
-                return
-            self._steps_left, self._pause = self._pause, min(MAX_PAUSE, 2 * self._pause)
-        else:
-            self._pause = FIRST_PAUSE
+        if not self._is_trial:
+            self._account.end_trials()
+        elif not self._account.may_try(cost):
+            return
         self.is_due = True
 
     def is_worth_asking(self, probability: float, other_rate: float, token_cost: float) -> bool:

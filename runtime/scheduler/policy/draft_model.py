@@ -138,7 +138,7 @@ class DraftModel:
 
     def _measured(self) -> DraftAccount:
         """Returns the account, with the time of a guess and of a token that is read."""
-        count = min(TIMED_TOKENS, self._runner.num_pages - TIMED_PASSES)
+        count = min(TIMED_TOKENS, self._runner.max_batch_tokens, self._runner.num_pages - TIMED_PASSES)
         seq = TextSequence(CacheNamespace(), [0] * count)
         seq.pages.extend(self._pool.allocate(count))
         catch_up_s = self._timed(seq, 0) / count

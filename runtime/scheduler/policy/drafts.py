@@ -126,8 +126,9 @@ class Drafter:
         """Makes the drafts of requests for which a draft model guesses, so that each forward pass of it serves all."""
         self._planned.clear()
         if self.model is not None:
+            self.model.account.begin_step()
             asking = [request for request in requests if request.proposers is not None and request.proposers.model]
-            self._finish({request: self._draft(batch, request, num_running) for request in asking})
+            self._finish({request: self._draft(batch, request, num_running, len(asking)) for request in asking})
 
     def add_draft(self, batch: Batch, request: GenerationRequest, num_running: int) -> None:
         """Appends draft tokens to the request: as many as fit the step and are expected to save time."""
@@ -182,8 +183,13 @@ class Drafter:
             request.num_tokens_left(self._max_length) - 1,
         )
 
-    def _draft(self, batch: Batch, request: GenerationRequest, num_running: int) -> DraftBuild:
-        """Returns the build of the request's draft. An error in it leaves the request without drafts."""
+    def _draft(
+        self, batch: Batch, request: GenerationRequest, num_running: int, num_beside: int = 1
+    ) -> DraftBuild:
+        """Returns the build of the request's draft, one of `num_beside` at once.
+
+        An error in it leaves the request without drafts.
+        """
         assert request.proposers is not None
         token_cost = _token_cost(num_running)
         max_tokens = self._max_tokens(batch, request, num_running)
@@ -192,7 +198,7 @@ class Drafter:
             return None
         # The first token of a step beside one of each row costs as much as two or three further ones.
         is_first = batch.num_tokens == len(batch.rows) and request.num_pending == 1
-        first_token_cost = token_cost * (2 - 1 / num_running) if is_first else 0.0
+        first_token_cost = token_cost * (2 - 1 / num_running) / num_beside if is_first else 0.0
         try:
             draft = yield from self._build(request, max_tokens, token_cost, first_token_cost, num_running)
         except Exception as error:
@@ -204,7 +210,8 @@ class Drafter:
         model = request.proposers.model
         cost = 1 + (0.0 if model is None else model.asked_cost)
         if draft is None:
-            request.proposers.cooldown = num_running // 2  # about two requests look for a draft in each step
+            if model is None or self.model is None or self.model.account.is_resting:
+                request.proposers.cooldown = num_running // 2  # about two requests look for a draft in each step
             request.proposers.draft_cost = cost if cost > 1 else 0.0
             return None
         return PlannedDraft(draft, cost + first_token_cost + token_cost * len(draft.tokens))
