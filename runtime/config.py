@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -170,8 +171,9 @@ def engine_config(**settings: Any) -> EngineConfig:
     """
     if isinstance(settings.get("model_path"), Path):
         settings["model_path"] = str(settings["model_path"])
-    if isinstance(settings.get("draft"), str | Path) and Path(settings["draft"]).expanduser().exists():
-        settings["draft"] = str(Path(settings["draft"]).expanduser().absolute() if settings["draft"] != "" else "")
+    if settings.get("draft") and isinstance(settings["draft"], str | Path):
+        draft = os.path.expanduser(settings["draft"])
+        settings["draft"] = os.path.abspath(draft) if os.path.exists(draft) else draft
     if settings.get("constraint_file"):
         settings["constraint_file"] = _absolute_path(settings["constraint_file"])
     if settings.get("chat_template") is not None:

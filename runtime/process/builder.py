@@ -13,13 +13,12 @@ from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
 from plait.runtime.errors import PlaitError
 from plait.runtime.executor.host_machine import trim_heap
 from plait.runtime.executor.runner import StartupProgress
-from plait.runtime.executor.runner_factory import check_draft_allowed, make_runner
+from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Welcome
 from plait.runtime.model_files.fingerprint import model_fingerprint
 from plait.runtime.model_files.gguf import open_gguf
-from plait.runtime.model_files.locate import locate_model
 from plait.runtime.models.loading.pooling import UnsupportedPooling, read_pooling
-from plait.runtime.process.draft_model import load_draft_model
+from plait.runtime.process.draft_model import load_draft_model, locate_draft
 from plait.runtime.scheduler.engine_loop import EngineLoop
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from plait.runtime.transport.base import ServerTransport
@@ -32,9 +31,7 @@ def build_engine_loop(
     progress: StartupProgress = lambda fraction, doing: None,
 ) -> EngineLoop:
     """Returns an engine loop that is ready to step. Raises ModelError or InputError before it starts any process."""
-    if config.draft:
-        check_draft_allowed(config, model_path)
-        draft_path = locate_model(config.draft)
+    draft_path = locate_draft(config, model_path) if config.draft else None
     file = None if model_path.is_dir() else open_gguf(model_path)  # kept open, so that all readers share its header
     with ThreadPoolExecutor(1) as beside:  # a tokenizer takes 0.4 s
         loading = list[Future[Tokenizer | None]]()
@@ -44,9 +41,7 @@ def build_engine_loop(
         tokenizer = loading[0].result() if loading else None
     if tokenizer is None or tokenizer.vocab_size != runner.config.vocab_size:
         tokenizer = load_tokenizer(model_path, vocab_size=runner.config.vocab_size, is_for_ids=True)
-    draft_model = None
-    if config.draft:
-        draft_model = load_draft_model(config, draft_path, tokenizer.vocabulary, runner)
+    draft_model = load_draft_model(config, draft_path, tokenizer.vocabulary, runner) if draft_path else None
     progress(1.0, "ready")
     vocabulary = tokenizer.vocabulary
     compiler = CompilePool(

@@ -1,4 +1,4 @@
-"""Loads the draft model of a runtime, and checks that it has the model's vocabulary."""
+"""Finds and loads the draft model of a runtime, and checks that it has the model's vocabulary."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ from pathlib import Path
 
 from plait.constrained import Vocabulary
 from plait.runtime.config import EngineConfig
-from plait.runtime.errors import InputError
+from plait.runtime.errors import InputError, ModelNotFound
 from plait.runtime.executor.runner import LoadedRunner
-from plait.runtime.executor.runner_factory import make_draft_runner
+from plait.runtime.executor.runner_factory import check_draft_allowed, make_draft_runner
+from plait.runtime.model_files.locate import locate_model
 from plait.runtime.scheduler.policy.draft_model import DraftModel
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 MAX_DRAFT_PAGES = 8192  # tokens whose KV the draft model keeps
+
+
+def locate_draft(config: EngineConfig, model_path: Path) -> Path:
+    """Returns the files of a model's draft model. Raises ModelError, and InputError for a model that has none."""
+    check_draft_allowed(config, model_path)
+    try:
+        return locate_model(config.draft)
+    except ModelNotFound as error:
+        raise ModelNotFound(f"draft: {error}") from None
 
 
 def load_draft_model(
