@@ -72,7 +72,8 @@ class DraftAccount:
     def record_step(self, num_rows: int, num_tokens: int, num_drafted: int, num_guessed: int, seconds: float) -> None:
         """Counts a step of the model: its rows, tokens and draft tokens, and how many of those are of the draft model.
 
-        A step that took more than twice as long as usual was interrupted: it counts as twice as long.
+        A step was interrupted, and counts as less, if it took more than twice as long as usual, or with drafts more
+        than a step for each draft token and two.
         """
         step_s, spent_s, self._spent_s = self._step_s.get(num_rows), self._spent_s, 0.0
         if num_tokens == num_rows:
@@ -81,7 +82,8 @@ class DraftAccount:
         if step_s is None:
             return
         if num_guessed:
-            spent_s += min(max(0.0, seconds - step_s), step_s) * num_guessed / num_drafted
+            longer_s = min(max(0.0, seconds - step_s), (num_drafted + 1) * step_s)
+            spent_s += longer_s * num_guessed / num_drafted
         self._add((ALLOWANCE if num_tokens - num_drafted == num_rows else 0.0) - spent_s / step_s)
 
     def record_accepted(self, num_rows: int) -> None:

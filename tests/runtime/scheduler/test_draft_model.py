@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import (
@@ -19,11 +20,14 @@ from hypothesis import strategies as st
 from noisy_drafts import MAX_LENGTH, NoisyRunner, draft_model, num_held_pages
 
 from plait.constrained import Choices, Regex, compile_grammar
+from plait.runtime.drafts.model_guesses import ModelGuesses
+from plait.runtime.kv_cache.radix_node import CacheNamespace
+from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Abort, Append, Close, Failed, FlushCache, Generate, Open
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler import engine_loop as engine_loop_module
 from plait.runtime.scheduler.policy import draft_model as draft_model_module
-from plait.runtime.scheduler.policy.draft_model import DraftModel
+from plait.runtime.scheduler.policy.draft_model import AskedText, DraftModel
 from plait.runtime.scheduler.policy.drafts import DRAFT_TOKEN_COST
 
 SPECS = [
@@ -95,6 +99,21 @@ def test_right_guesses_save_steps():
     calls, runner = run(one([1, 2, 3], max_tokens=200), draft_model())
     assert calls[1].tokens == greedy([1, 2, 3], 200, ignore_eos=True)
     assert calls[1].end.usage.drafted_tokens >= 130 and len(runner.batches) <= 70
+
+
+def test_tokens_that_changed_are_read_again():
+    model, request = draft_model(), SimpleNamespace(seq=Sequence(CacheNamespace(), [1, 2, 3, 4, 5, 6]))
+
+    def guessed():
+        guesses = ModelGuesses(model.account)
+        model.guess([AskedText(request, guesses, None)])
+        return guesses.guesses(request.seq.tokens.view(), 0)[0].token
+
+    assert guessed() == greedy([1, 2, 3, 4, 5, 6], 1, ignore_eos=True)[0]
+    request.seq.tokens.truncate(3)
+    request.seq.tokens.extend([9, 5, 6, 7])
+    assert guessed() == greedy([1, 2, 3, 9, 5, 6, 7], 1, ignore_eos=True)[0]
+    assert model._runner.batches[-1] == [(3, 4)]
 
 
 def test_the_mask_chooses_among_guesses():
@@ -198,29 +217,27 @@ class Clock:
         return runner
 
 
-def cost_of_step(batch):
-    extra = batch.num_tokens - len(batch.rows)
-    return 1 + DRAFT_TOKEN_COST * (extra + (extra > 0))
-
-
 @pytest.mark.parametrize(
-    ("error_rate", "draft_cost", "speedup"),
+    ("error_rate", "draft_cost", "row_cost", "speedup"),
     [
-        (0.0, 0.1, 2.0),
-        (0.3, 0.1, 1.3),
-        (0.0, 0.3, 1.3),
-        *((rate, cost, 0.97) for rate in (0.6, 1.0) for cost in (0.1, 0.3)),
-        (0.0, 0.97, 0.97),
-        (0.0, 8.0, 0.97),
+        (0.0, 0.1, DRAFT_TOKEN_COST, 2.0),
+        (0.3, 0.1, DRAFT_TOKEN_COST, 1.3),
+        (0.0, 0.3, DRAFT_TOKEN_COST, 1.3),
+        (0.6, 0.1, DRAFT_TOKEN_COST, 0.97),
+        (1.0, 0.1, DRAFT_TOKEN_COST, 0.97),
+        (1.0, 0.3, DRAFT_TOKEN_COST, 0.97),
+        (0.0, 0.97, DRAFT_TOKEN_COST, 0.97),
+        (0.0, 8.0, DRAFT_TOKEN_COST, 0.97),
+        (0.3, 0.1, 0.9, 0.97),  # the rows of a step cost more than is known
     ],
 )
-def test_a_draft_model_pays_or_rests(monkeypatch, error_rate, draft_cost, speedup):
+def test_a_draft_model_pays_or_rests(monkeypatch, error_rate, draft_cost, row_cost, speedup):
     """By a clock that the models alone move, a draft model never costs more than 3% of 1,000 tokens."""
     clock = Clock(monkeypatch)
     drafts = clock.charge(NoisyRunner(error_rate=error_rate), lambda batch: draft_cost * (1 + 0.03 * batch.num_tokens))
     model = DraftModel(drafts, MAX_LENGTH)
     engine_loop, transport, runner = make_engine_loop(drafts=(), draft_model=model, pages=2048)
-    clock.charge(runner, cost_of_step)
+    clock.charge(runner, lambda batch: 1 + row_cost * (batch.num_tokens - 1 + (batch.num_tokens > 1)))
     clock.now = 0.0
     calls = run_until_idle(engine_loop, transport, *one([1, 2, 3], max_tokens=1000))
     assert calls[1].tokens == greedy([1, 2, 3], 1000, ignore_eos=True)
