@@ -83,7 +83,7 @@ class ModelGuesses:
         self.is_due = True
 
     def is_worth_asking(self, probability: float, other_rate: float, token_cost: float) -> bool:
-        """Whether to ask at a position. probability: that all before is accepted. other_rate: of another guess there."""
+        """Whether to ask at a position. probability: that all before is accepted. other_rate: of another's guess."""
         if not self.is_due:
             return False
         if self._is_trial:

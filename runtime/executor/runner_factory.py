@@ -95,7 +95,7 @@ def make_draft_runner(config: EngineConfig, model_path: Path, num_pages: int) ->
 
             with contextlib.suppress(NotPackable):
                 return PackedCpuRunner(config, checkpoint)
-    raise InputError(f"draft {str(model_path)[:200]!r}: it cannot be packed for a CPU, and other backends have no drafts")
+    raise InputError(f"draft {str(model_path)[:200]!r}: its weights cannot be packed for a CPU")
 
 
 def check_draft_allowed(config: EngineConfig, model_path: Path) -> None:

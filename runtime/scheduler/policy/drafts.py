@@ -150,9 +150,7 @@ class Drafter:
             if request.draft is not None and request.proposers is not None and request.proposers.model is not None:
                 start = len(request.seq) - len(request.draft.tokens)
                 num_guessed += request.proposers.model.num_guessed(request.draft.tokens, start)
-        self.model.account.record_step(
-            len(batch.rows), batch.num_tokens, batch.num_draft_tokens, num_guessed, seconds
-        )
+        self.model.account.record_step(len(batch.rows), batch.num_tokens, batch.num_draft_tokens, num_guessed, seconds)
 
     def _finish(self, builds: dict[GenerationRequest, DraftBuild]) -> None:
         """Runs the builds side by side and keeps their drafts in `_planned`."""
@@ -183,9 +181,7 @@ class Drafter:
             request.num_tokens_left(self._max_length) - 1,
         )
 
-    def _draft(
-        self, batch: Batch, request: GenerationRequest, num_running: int, num_beside: int = 1
-    ) -> DraftBuild:
+    def _draft(self, batch: Batch, request: GenerationRequest, num_running: int, num_beside: int = 1) -> DraftBuild:
         """Returns the build of the request's draft, one of `num_beside` at once.
 
         An error in it leaves the request without drafts.
