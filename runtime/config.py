@@ -67,7 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drafts: where draft tokens come from, several of which one step verifies, on a CPU: "prompt" repeats the call's own
         text, "earlier" what calls of the same tenant, cache salt, adapter and constraint wrote before. Tokens change no
         more than they do with different requests in the batch.
-    prompt_lookup: False is `drafts=()`, whatever that is.
+    prompt_lookup: False is `drafts=()`, whatever that is. A draft model drafts nevertheless.
     draft: a smaller model with the same vocabulary, as `model_path`, which guesses draft tokens too, on a CPU; "" is
         none. It rests where it does not pay; see docs/architecture.md.
     token_healing: whether a call without the sampling parameter `token_healing` heals; see docs/constraints.md.
