@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -69,7 +70,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drafts: where draft tokens come from, several of which one step verifies, on a CPU: "prompt" repeats the call's own
         text, "earlier" what calls of the same tenant, cache salt, adapter and constraint wrote before. Tokens change no
         more than they do with different requests in the batch.
-    prompt_lookup: False is `drafts=()`, whatever that is.
+    prompt_lookup: False is `drafts=()`, whatever that is. A draft model drafts nevertheless.
+    draft: a smaller model with the same vocabulary, as `model_path`, which guesses draft tokens too, on a CPU; "" is
+        none. It rests where it does not pay; see docs/architecture.md.
     token_healing: whether a call without the sampling parameter `token_healing` heals; see docs/constraints.md.
     check_integrity: verify the page accounting after every step (slow).
     """
@@ -102,6 +105,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_adapters: int = 0
     drafts: tuple[DraftSource, ...] = get_args(DraftSource)
     prompt_lookup: bool = True
+    draft: str = ""
     token_healing: bool = False
     check_integrity: bool = False
 
@@ -131,6 +135,10 @@ _LIMITS = {
 
 
 _NAMES_ELSEWHERE = {  # of settings of other runtimes -> ours
+    "draft_model": "draft",
+    "model_draft": "draft",
+    "speculative_model": "draft",
+    "speculative_draft_model_path": "draft",
     "model": "model_path",
     "max_model_len": "context_length",
     "n_ctx": "context_length",
@@ -167,6 +175,9 @@ def engine_config(**settings: Any) -> EngineConfig:
     """
     if isinstance(settings.get("model_path"), Path):
         settings["model_path"] = str(settings["model_path"])
+    if settings.get("draft") and isinstance(settings["draft"], str | Path):
+        draft = os.path.expanduser(settings["draft"])
+        settings["draft"] = os.path.abspath(draft) if os.path.exists(draft) else draft
     if settings.get("constraint_file"):
         settings["constraint_file"] = _absolute_path(settings["constraint_file"])
     if settings.get("chat_template") is not None:

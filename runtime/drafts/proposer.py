@@ -14,9 +14,12 @@ become better without a trial that costs time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from plait.runtime.arrays import IntArray
+
+if TYPE_CHECKING:
+    from plait.runtime.drafts.model_guesses import ModelGuesses
 
 PRIOR_WEIGHT = 8.0  # guesses that the rates of other texts count for at the beginning of a text
 TEXT_DECAY = 0.9  # factor on the counts of one text at each guess
@@ -89,10 +92,14 @@ class RatedGuess(NamedTuple):
 class TextProposers:
     """The proposers of one text with their rates.
 
-    `proposers`: each with the rates of all texts, with which the text's own begin.
+    `proposers`: each with the rates of all texts, with which the text's own begin. `model`: the one among them that
+    guesses by a draft model, if there is one.
     """
 
-    def __init__(self, proposers: Sequence[tuple[Proposer, AcceptanceRates]]) -> None:
+    def __init__(
+        self, proposers: Sequence[tuple[Proposer, AcceptanceRates]], model: ModelGuesses | None = None
+    ) -> None:
+        self.model = model
         self._proposers = [
             (proposer, AcceptanceRates(shared.rates(), TEXT_DECAY), shared) for proposer, shared in proposers
         ]
@@ -143,6 +150,8 @@ class TextProposers:
             for guess in guesses:
                 guess.rates.record(guess.level, guess.token == token)
                 guess.shared_rates.record(guess.level, guess.token == token)
+            if self.model is not None:
+                self.model.record(position, token, drafted)
             if drafted != token:
                 break
         self._open.clear()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
 
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
@@ -67,6 +70,45 @@ def make_runner(
         )
     on_gpu = runner.device.type == "cuda"
     return runner, Sampler(TorchLogitOperations(runner.device)) if on_gpu else Sampler(), launcher
+
+
+def make_draft_runner(config: EngineConfig, model_path: Path, num_pages: int) -> LoadedRunner:
+    """Loads a draft model. config: of the model that it guesses for. num_pages: of its KV cache, or fewer.
+
+    Raises ModelError, and InputError for a draft model that the packed CPU kernels do not compute.
+    """
+    config = msgspec.structs.replace(
+        config,
+        weights="auto" if config.weights == "as-stored" else config.weights,
+        max_pages=num_pages,
+        kv_memory_bytes=0,
+        context_length=0,
+        max_batch_tokens=0,
+        adapters={},
+        max_adapters=0,
+    )
+    if not uses_transformers(config, model_path):
+        checkpoint = checkpoint_for_packed_cpu(config, model_path)
+        if checkpoint is not None:
+            from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
+            from plait.runtime.models.loading.cpu_weights import NotPackable
+
+            with contextlib.suppress(NotPackable):
+                return PackedCpuRunner(config, checkpoint)
+    raise InputError(f"draft {str(model_path)[:200]!r}: its weights cannot be packed for a CPU")
+
+
+def check_draft_allowed(config: EngineConfig, model_path: Path) -> None:
+    """Raises InputError for a model that has no draft model: only what the packed CPU kernels compute alone has one."""
+    if config.num_ranks > 1:
+        reason = "several ranks compute this model"
+    elif uses_transformers(config, model_path):
+        reason = "transformers computes this model"
+    elif checkpoint_for_packed_cpu(config, model_path) is None:
+        reason = "torch or a GPU computes this model"
+    else:
+        return
+    raise InputError(f"draft: {reason}; a draft model is for one whose weights are packed for a CPU, in one process")
 
 
 def _make_parallel_runner(

@@ -19,6 +19,7 @@ from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Welcome
 from plait.runtime.model_files.fingerprint import model_fingerprint
 from plait.runtime.model_files.gguf import open_gguf
 from plait.runtime.models.loading.pooling import UnsupportedPooling, read_pooling
+from plait.runtime.process.draft_model import load_draft_model, locate_draft
 from plait.runtime.scheduler.engine_loop import EngineLoop
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from plait.runtime.transport.base import ServerTransport
@@ -31,6 +32,7 @@ def build_engine_loop(
     progress: StartupProgress = lambda fraction, doing: None,
 ) -> EngineLoop:
     """Returns an engine loop that is ready to step. Raises ModelError or InputError before it starts any process."""
+    draft_path = locate_draft(config, model_path) if config.draft else None
     file = None if model_path.is_dir() else open_gguf(model_path)  # kept open, so that all readers share its header
     with ThreadPoolExecutor(1) as beside:  # a tokenizer takes 0.4 s
         loading = list[Future[Tokenizer | None]]()
@@ -43,6 +45,7 @@ def build_engine_loop(
         tokenizer = loading[0].result() if loading else None
     if tokenizer is None or tokenizer.vocab_size != runner.config.vocab_size:
         tokenizer = load_tokenizer(model_path, vocab_size=runner.config.vocab_size, is_for_ids=True)
+    draft_model = load_draft_model(config, draft_path, tokenizer.vocabulary, runner) if draft_path else None
     vocabulary = tokenizer.vocabulary
     compiler = CompilePool(
         vocabulary,
@@ -77,7 +80,7 @@ def build_engine_loop(
         adapters={} if runner.adapter_pool is None else dict(runner.adapter_pool.names),
         max_batch_rows=config.max_batch_rows or (DEFAULT_BATCH_ROWS if launcher is None else launcher.max_batch_rows),
     )
-    return EngineLoop(config, welcome, runner, sampler, vocabulary, compiler, transport, launcher)
+    return EngineLoop(config, welcome, runner, sampler, vocabulary, compiler, transport, launcher, draft_model)
 
 
 def _try_load_tokenizer(model_path: Path, warm_constraints: bool) -> Tokenizer | None:

@@ -33,7 +33,7 @@ class DraftWalk:
         if request.matcher is not None or not request.params.ignore_eos:
             ends.update(token_masks.eos_ids)
         self._ends = ends  # tokens that may end the output
-        self._mask = self._fill()  # of the position behind the draft
+        self.mask = self._fill()  # of the position behind the draft; None: any token
 
     def __enter__(self) -> DraftWalk:
         return self
@@ -45,7 +45,7 @@ class DraftWalk:
 
     def allows(self, token: int) -> bool:
         """Whether the mask allows the token behind the draft. Tokens that may end the output are not drafted."""
-        return token not in self._ends and (self._mask is None or is_allowed(self._mask, token))
+        return token not in self._ends and (self.mask is None or is_allowed(self.mask, token))
 
     def append(self, token: int, max_tokens: int) -> int:
         """Appends an allowed token, and the tokens that the constraint forces behind it.
@@ -60,17 +60,17 @@ class DraftWalk:
             forced = self._accept_forced()
             if 1 + len(forced) > max_tokens or self._token_masks.allows_only_eos(self.matcher):
                 return 0
-        self._add(token, self._mask, is_sampled=True)
+        self._add(token, self.mask, is_sampled=True)
         for other in forced:
             self._add(other, self._token_masks.only(other), is_sampled=False)
         if forced:
             self.forced_end = len(self._text)
-        self._mask = self._fill()
+        self.mask = self._fill()
         return 1 + len(forced)
 
     def finish(self) -> Draft:
         """Returns the draft with what the position behind it needs."""
-        self._add_position(self._mask, is_sampled=True)
+        self._add_position(self.mask, is_sampled=True)
         return self.draft
 
     def _accept(self, token: int) -> bool:

@@ -37,6 +37,7 @@ from plait.runtime.scheduler.failed_steps import discard_steps
 from plait.runtime.scheduler.output_processor import OutputProcessor
 from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep
 from plait.runtime.scheduler.policy.batching import BatchScheduler
+from plait.runtime.scheduler.policy.draft_model import DraftModel
 from plait.runtime.scheduler.policy.drafts import Drafter
 from plait.runtime.scheduler.result_committer import ResultCommitter
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
@@ -62,6 +63,7 @@ class EngineLoop:
         compiler: CompilePool,
         transport: ServerTransport,
         async_launcher: AsyncStepLauncher | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.config, self.welcome, self.transport = config, welcome, transport
         self.model_runner, self.step_executor = model_runner, StepExecutor(model_runner, sampler, async_launcher)
@@ -72,12 +74,14 @@ class EngineLoop:
         self.error_log = ErrorLog()
         self.output_processor = OutputProcessor(vocabulary, self.cache, welcome.context_length)
         sources = config.drafts if config.prompt_lookup and async_launcher is None else ()
+        token_masks = self.output_processor.token_masks
+        drafter = Drafter(sources, token_masks, welcome.context_length, self.error_log, draft_model)
         self.batch_scheduler = BatchScheduler(
             self.cache,
             model_runner.max_batch_tokens,
             config.max_batch_rows or launcher_rows,
             welcome.context_length,
-            Drafter(sources, self.output_processor.token_masks, welcome.context_length, self.error_log),
+            drafter,
             order=config.order,
             tenant_weights=config.tenant_weights,
             extra_steps=async_launcher is None,
@@ -110,11 +114,14 @@ class EngineLoop:
         if not self._may_overlap():
             self.commit_pending_step()
         batch = self.batch_scheduler.next_batch()
+        start_s = time.perf_counter()
         # A GPU computes the new step while the host commits the previous one and fills the masks of the new one.
         step = self.launch(batch) if batch is not None else None
         self.commit_pending_step(overlapped=step)
         if step is not None:
             self.sample(step)
+        if step is not None and self.pending_step is step:
+            self.batch_scheduler.drafter.record_step(step.batch, time.perf_counter() - start_s)
         if self.pending_step is not None and self.pending_step.is_complete:
             self.commit_pending_step()
         if self.block_publisher.is_watched:

@@ -165,10 +165,13 @@ class BatchScheduler(Rows):
             step.decoding.sort(key=lambda request: request.owner.is_background)
 
     def _schedule_decoding(self, step: Step) -> None:
+        drafting = [request for request in step.decoding if request.may_draft()] if step.has_drafts else []
+        generations = [request for request in drafting if isinstance(request, GenerationRequest)]
+        self.drafter.plan(step.batch, generations, len(self.running))
         for request in step.decoding:
             if not step.batch.token_budget:
                 return
-            if step.has_drafts and request.may_draft():
+            if request in drafting:
                 self._schedule(step.batch, request, may_draft=True)
             elif not self._schedule_decode(step.batch, request):
                 self._schedule(step.batch, request)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
 
 from plait.constrained import GrammarError
 from plait.runtime.batch.batch import Batch
@@ -17,11 +18,13 @@ from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.config import DraftSource
 from plait.runtime.drafts.draft import Draft
 from plait.runtime.drafts.earlier_texts import EarlierTexts, EarlierTextsProposer
+from plait.runtime.drafts.model_guesses import ModelGuesses
 from plait.runtime.drafts.prompt_lookup import PromptLookup
 from plait.runtime.drafts.proposer import SHARED_DECAY, AcceptanceRates, Proposer, RatedGuess, TextProposers
 from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.scheduler.draft_walk import DraftWalk
 from plait.runtime.scheduler.error_log import ErrorLog
+from plait.runtime.scheduler.policy.draft_model import AskedText, DraftModel
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 
 MAX_DRAFTING_TOKENS = 32  # sum of running requests and draft tokens in a step with drafts
@@ -51,35 +54,60 @@ class _Shared:
         self.texts = EarlierTexts()
         self.lookup_rates = AcceptanceRates(PromptLookup.prior, SHARED_DECAY)
         self.earlier_rates = AcceptanceRates(EarlierTextsProposer.prior, SHARED_DECAY)
+        self.model_rates = AcceptanceRates(ModelGuesses.prior, SHARED_DECAY)
+
+
+class PlannedDraft(NamedTuple):
+    """A draft, and its cost relative to a step without one."""
+
+    draft: Draft
+    cost: float
+
+
+# Ends with the draft, or None if it does not pay. Before that, it yields whenever the draft model is to guess.
+DraftBuild = Generator[AskedText, None, PlannedDraft | None]
 
 
 class Drafter:
-    """Makes the drafts of all requests. sources: the proposers; without any, no request drafts."""
+    """Makes the drafts of all requests. sources: the proposers; model: the draft model. Without any, there are none."""
 
     def __init__(
-        self, sources: Sequence[DraftSource], token_masks: TokenMaskBuilder, max_length: int, error_log: ErrorLog
+        self,
+        sources: Sequence[DraftSource],
+        token_masks: TokenMaskBuilder,
+        max_length: int,
+        error_log: ErrorLog,
+        model: DraftModel | None = None,
     ) -> None:
-        self._error_log = error_log
+        self._error_log, self.model = error_log, model
         self._sources, self._token_masks, self._max_length = sources, token_masks, max_length
         self._shared: OrderedDict[CacheNamespace, _Shared] = OrderedDict()  # the namespace used last at the end
+        self._planned: dict[GenerationRequest, PlannedDraft | None] = {}  # of the step that is being built
 
     def begin(self, request: GenerationRequest) -> None:
         """Gives a request its proposers. Values that are drawn as a whole (`exact`, `particles`) have no drafts."""
-        namespace = request.seq.namespace
-        if not self._sources or request.params.samples_sequence:
+        if request.params.samples_sequence or not (self._sources or self.model):
             return
-        if namespace not in self._shared:
-            self._make_room()
-            self._shared[namespace] = _Shared()
-        shared = self._shared[namespace]
-        self._shared.move_to_end(namespace)
+        model = None if self.model is None else self.model.guesses_for(request)
+        shared = self._shared_of(request.seq.namespace)
         proposers: list[tuple[Proposer, AcceptanceRates]] = []
         if "prompt" in self._sources:
             proposers.append((PromptLookup(), shared.lookup_rates))
         if "earlier" in self._sources:
             earlier = EarlierTextsProposer(shared.texts, request.constraint_hash, request.output_start)
             proposers.append((earlier, shared.earlier_rates))
-        request.proposers = TextProposers(proposers)
+        if model is not None:
+            proposers.append((model, shared.model_rates))
+        if proposers:
+            request.proposers = TextProposers(proposers, model)
+
+    def _shared_of(self, namespace: CacheNamespace) -> _Shared:
+        shared = self._shared.get(namespace)
+        if shared is None:
+            self._make_room()
+            shared = self._shared[namespace] = _Shared()
+        self._shared.move_to_end(namespace)
+        return shared
 
     def _make_room(self) -> None:
         """Forgets the namespace used longest ago of the tenant with the most, if there are too many."""
@@ -94,63 +122,138 @@ class Drafter:
         """Forgets the texts of a tenant; None: of all."""
         for namespace in [key for key in self._shared if tenant is None or key.tenant == tenant]:
             self._forget(namespace)
+        if self.model is not None:
+            self.model.flush(tenant)
 
     def end(self, request: GenerationRequest) -> None:
         """Takes what the output of a request tells, which has ended."""
         if request.proposers is not None:
             request.proposers.accept(request.seq.tokens.view(), request.forced_positions)
 
+    def plan(self, batch: Batch, requests: Sequence[GenerationRequest], num_running: int) -> None:
+        """Makes the drafts of requests for which a draft model guesses, so that each forward pass of it serves all."""
+        self._planned.clear()
+        if self.model is not None:
+            self.model.account.begin_step()
+            asking = [request for request in requests if request.proposers is not None and request.proposers.model]
+            self._finish({request: self._draft(batch, request, num_running, len(asking)) for request in asking})
+
     def add_draft(self, batch: Batch, request: GenerationRequest, num_running: int) -> None:
         """Appends draft tokens to the request: as many as fit the step and are expected to save time."""
+        if request not in self._planned:
+            self._finish({request: self._draft(batch, request, num_running)})
+        planned = self._planned.pop(request)
+        if planned is None or len(planned.draft.tokens) > self._max_tokens(batch, request, num_running):
+            return
         assert request.proposers is not None
-        token_cost = _token_cost(num_running)
+        request.draft, request.proposers.draft_cost = planned
+        request.seq.tokens.extend(planned.draft.tokens)
+
+    def record_step(self, batch: Batch, seconds: float) -> None:
+        """Takes the time of a step that was computed, before its results are committed."""
+        if self.model is None or not batch.rows:
+            return
+        num_guessed = 0
+        for _, request in batch.drafted:
+            if request.draft is not None and request.proposers is not None and request.proposers.model is not None:
+                start = len(request.seq) - len(request.draft.tokens)
+                num_guessed += request.proposers.model.num_guessed(request.draft.tokens, start)
+        self.model.account.record_step(len(batch.rows), batch.num_tokens, batch.num_draft_tokens, num_guessed, seconds)
+
+    def _finish(self, builds: dict[GenerationRequest, DraftBuild]) -> None:
+        """Runs the builds side by side and keeps their drafts in `_planned`."""
+        while builds:
+            asked: list[AskedText] = []
+            for request, build in list(builds.items()):
+                try:
+                    asked.append(next(build))
+                except StopIteration as end:
+                    self._planned[request] = end.value
+                    del builds[request]
+            if asked:
+                assert self.model is not None
+                try:
+                    self.model.guess(asked)
+                except Exception as error:  # the requests go on without it
+                    self.model.has_failed = True
+                    self._error_log.record(error)
+
+    def _max_tokens(self, batch: Batch, request: GenerationRequest, num_running: int) -> int:
+        """Returns how many draft tokens of the request fit the step."""
         num_free = MAX_DRAFTING_TOKENS - num_running - batch.num_draft_tokens
         num_unscheduled = num_running - len(batch.rows)
-        max_tokens = min(
+        return min(
             -(-num_free // max(1, num_unscheduled)),
             MAX_DRAFT_TOKENS,
             batch.tokens_within_budget(request, request.seq.num_computed) - request.num_pending,
             request.num_tokens_left(self._max_length) - 1,
         )
+
+    def _draft(self, batch: Batch, request: GenerationRequest, num_running: int, num_beside: int = 1) -> DraftBuild:
+        """Returns the build of the request's draft, one of `num_beside` at once.
+
+        An error in it leaves the request without drafts.
+        """
+        assert request.proposers is not None
+        token_cost = _token_cost(num_running)
+        max_tokens = self._max_tokens(batch, request, num_running)
         request.proposers.accept(request.seq.tokens.view(), request.forced_positions)
         if max_tokens <= 0:
-            return
+            return None
         # The first token of a step beside one of each row costs as much as two or three further ones.
         is_first = batch.num_tokens == len(batch.rows) and request.num_pending == 1
-        first_token_cost = token_cost * (2 - 1 / num_running) if is_first else 0.0
+        first_token_cost = token_cost * (2 - 1 / num_running) / num_beside if is_first else 0.0
         try:
-            draft = self._build(request, max_tokens, token_cost, first_token_cost)
+            draft = yield from self._build(request, max_tokens, token_cost, first_token_cost, num_running)
         except Exception as error:
             # A constraint raises again where the next token is sampled, and ends its call there, without a draft.
             if not isinstance(error, (RuntimeError, GrammarError)):
                 self._error_log.record(error)
             request.proposers = None
-            return
+            return None
+        model = request.proposers.model
+        cost = 1 + (0.0 if model is None else model.asked_cost)
         if draft is None:
-            request.proposers.cooldown = num_running // 2  # about two requests look for a draft in each step
-        else:
-            request.draft = draft
-            request.proposers.draft_cost = 1 + first_token_cost + token_cost * len(draft.tokens)
-            request.seq.tokens.extend(draft.tokens)
+            if model is None or self.model is None or self.model.account.is_resting:
+                request.proposers.cooldown = num_running // 2  # about two requests look for a draft in each step
+            request.proposers.draft_cost = cost if cost > 1 else 0.0
+            return None
+        return PlannedDraft(draft, cost + first_token_cost + token_cost * len(draft.tokens))
 
     def _build(
-        self, request: GenerationRequest, max_tokens: int, token_cost: float, first_token_cost: float
-    ) -> Draft | None:
+        self,
+        request: GenerationRequest,
+        max_tokens: int,
+        token_cost: float,
+        first_token_cost: float,
+        num_running: int,
+    ) -> Generator[AskedText, None, Draft | None]:
         """Returns the draft, or None if it does not pay.
 
         A draft token costs `token_cost`, and the first one `first_token_cost` in addition, relative to the value of one
         decode step. The rows of forced tokens cost time only if they are refused, as each is computed anyway.
         """
         assert request.proposers is not None
-        speed = request.proposers.speed(request.num_sampled)
+        speed, model = request.proposers.speed(request.num_sampled), request.proposers.model
         token_cost, first_token_cost = speed * token_cost, speed * first_token_cost
-        text, start_s, probability, gain = request.seq.tokens, time.thread_time(), 1.0, -first_token_cost
+        if model is not None and self.model is not None:
+            model.begin_step(num_running, speed, token_cost, first_token_cost)
+            model.is_due = model.is_due and self.model.may_guess(request, num_running)
+        text, spent_s, probability, gain = request.seq.tokens, 0.0, 1.0, -first_token_cost
         length, positions = len(text), list[tuple[int, list[RatedGuess], int]]()
+        start_s = time.thread_time()
         with DraftWalk(request, self._token_masks) as walk:
-            while len(walk.draft.tokens) < max_tokens and time.thread_time() - start_s < MAX_WALK_S:
+            while len(walk.draft.tokens) < max_tokens and spent_s + time.thread_time() - start_s < MAX_WALK_S:
                 position = len(text)
                 guesses = request.proposers.guesses(text.view(), walk.forced_end)
                 token, rate = _best_guess(walk, guesses)
+                if model is not None and model.is_worth_asking(probability, rate, token_cost):
+                    spent_s += time.thread_time() - start_s
+                    yield AskedText(request, model, walk.mask)
+                    start_s = time.thread_time()
+                    model.count_asked(position)
+                    guesses = request.proposers.guesses(text.view(), walk.forced_end)
+                    token, rate = _best_guess(walk, guesses)
                 probability *= rate
                 num_added = 0
                 if probability >= token_cost:

@@ -138,7 +138,11 @@ def _setting(path: Path, key: str, text: str) -> dict[str, Any]:
         hint = did_you_mean(key.replace("_", "-"), known)
         raise InputError(f"unknown setting {key!r:.100}{hint}; known are: {', '.join(known)}")
     value = option.parse(text)
-    return {option.setting: resolved(path, value) if option.metavar == "FILE" else value}
+    if option.metavar in ("FILE", "MODEL"):
+        value = resolved(path, value)
+    if option.metavar == "MODEL":
+        locate_model(value)
+    return {option.setting: value}
 
 
 def _check_settings(path: Path, lines: Mapping[str, int], line: int, settings: Mapping[str, Any]) -> None:

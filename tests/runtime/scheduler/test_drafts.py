@@ -259,9 +259,9 @@ def test_drafts_cost_at_most_three_percent_of_a_thousand_tokens(acceptance):
 def call_of_add_draft(arguments):
     build = Drafter._build
 
-    def record(self, request, max_tokens, token_cost, first_token_cost):
+    def record(self, request, max_tokens, token_cost, first_token_cost, num_running):
         arguments.append((max_tokens, token_cost, first_token_cost))
-        return build(self, request, max_tokens, token_cost, first_token_cost)
+        return build(self, request, max_tokens, token_cost, first_token_cost, num_running)
 
     return record
 
@@ -296,8 +296,9 @@ def test_large_batches_do_not_draft(num_rows):
     assert bool(arguments) == (DRAFT_TOKEN_COST * math.sqrt(num_rows) < MAX_DRAFT_TOKEN_COST) == (num_rows < 18)
 
 
+@pytest.mark.parametrize("drafts_of", ["a proposer", "a draft model"])
 @pytest.mark.parametrize("is_masked", [False, True])
-def test_drafts_keep_the_distribution(is_masked, monkeypatch):
-    counts, num_drafted = sampled(600, is_masked, True, monkeypatch.setattr)
+def test_drafts_keep_the_distribution(is_masked, drafts_of, monkeypatch):
+    counts, num_drafted = sampled(600, is_masked, drafts_of, monkeypatch.setattr)
     assert num_drafted > 30 and sum(counts.values()) == 600
     assert chi_square(counts, exact_distribution(is_masked))[2] > 0.01

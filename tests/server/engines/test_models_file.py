@@ -40,6 +40,7 @@ long:
   kv-memory-gb: 0.5
   deterministic: true
   chat-template: turns.jinja
+  draft: tiny.gguf
   replicas: 2
   device: cpu
   weights: int8
@@ -51,7 +52,8 @@ no: tiny.gguf              # the text "no", and not a truth value of YAML
     assert tiny.settings == {"max_batch_rows": 7, "weights": "as-stored"}
     assert long.settings == {
         **{"context_length": 512, "kv_memory_bytes": 1 << 29, "deterministic": True, "replicas": 2, "device": "cpu"},
-        **{"chat_template": str(folder / "turns.jinja"), "weights": "int8", "max_batch_rows": 7},
+        **{"chat_template": str(folder / "turns.jinja"), "draft": str(folder / "tiny.gguf")},
+        **{"weights": "int8", "max_batch_rows": 7},
     }
     assert long.num_bytes == 2 * ((1 << 29) + (folder / "tiny.gguf").stat().st_size)
     assert long.where == f"{folder / 'models.yaml'}, line 4"
@@ -79,6 +81,7 @@ no: tiny.gguf              # the text "no", and not a truth value of YAML
         ("a:\n  model: tiny.gguf\n  replicas: 65", 3, "replicas takes a number from 1 to 64, not 65"),
         ("a:\n  model: tiny.gguf\n  device: tpu", 3, "device must be auto, cpu, cuda, cuda:N or mps, not 'tpu'"),
         ("a:\n  model: tiny.gguf\n  chat-template: gone.jinja", 3, "is not a template, nor a file"),
+        ("a:\n  model: tiny.gguf\n  draft: gone.gguf", 3, "there is no model at 'gone.gguf'"),
         ("a:\n  model: tiny.gguf\n  weights:", 3, "'weights' must have one value"),
         ("a: [tiny.gguf]", 1, "'a' must have one value"),
         ("[a, b]: tiny.gguf", 1, "a key must be a text"),

@@ -2,11 +2,13 @@
 
     PYTHONPATH=tests/support/engine python tests/support/engine/draft_distribution.py 100000
 
-prints the chi-square statistic of so many outputs of three tokens in each of the four cases.
+prints the chi-square statistic of so many outputs of three tokens in each of the six cases: without drafts, with those
+of a proposer that knows the model, and with those of a draft model that is often wrong.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections import Counter
@@ -15,6 +17,7 @@ import msgspec
 import numpy as np
 import torch
 from fake_engine import VOCAB, logits_after, make_engine_loop, run_until_idle, spell, state_of, vocabulary
+from noisy_drafts import draft_model
 
 from plait.constrained import Regex, compile_grammar
 from plait.runtime.drafts.prompt_lookup import PromptLookup
@@ -25,6 +28,7 @@ from plait.runtime.scheduler.policy import drafts
 
 PROMPT, LENGTH, TEMPERATURE = spell("hello"), 3, 1.3
 MASKED = Regex("[abcx][aby ][acd]")
+CASES = ("nothing", "a proposer", "a draft model")
 CALLS_AT_ONCE = 12
 MIN_EXPECTED = 10.0  # outputs of a cell; the others are counted as one
 
@@ -34,6 +38,7 @@ def allowed_tokens(is_masked):
     return [spell(letters) for letters in ("abcx", "aby ", "acd")] if is_masked else [list(range(VOCAB))] * LENGTH
 
 
+@functools.cache
 def exact_distribution(is_masked):
     """{output: probability}, from the logits alone."""
     allowed, distribution = allowed_tokens(is_masked), {}
@@ -49,10 +54,13 @@ def exact_distribution(is_masked):
     return distribution
 
 
-def sampled(num_outputs, is_masked, has_drafts, patch):
-    """Counts of outputs, of the seeds 0, 1, ...; and the accepted draft tokens."""
+def sampled(num_outputs, is_masked, drafts_of, patch):
+    """Counts of outputs, of the seeds 0, 1, ...; and the accepted draft tokens. drafts_of: one of `CASES`."""
     grammars = {MASKED: compile_grammar(MASKED, vocabulary())}
-    engine_loop, transport, _ = make_engine_loop(prompt_lookup=has_drafts, grammars=grammars)
+    model = draft_model(error_rate=0.3) if drafts_of == "a draft model" else None
+    engine_loop, transport, _ = make_engine_loop(
+        prompt_lookup=drafts_of == "a proposer", grammars=grammars, draft_model=model
+    )
     engine_loop.config = msgspec.structs.replace(engine_loop.config, check_integrity=False)  # it takes most of the time
     allowed = allowed_tokens(is_masked)
 
@@ -93,11 +101,11 @@ def chi_square(counts, distribution):
 
 
 def main():
-    for is_masked, has_drafts in itertools.product((False, True), repeat=2):
-        counts, num_drafted = sampled(int(sys.argv[1]), is_masked, has_drafts, setattr)
+    for is_masked, drafts_of in itertools.product((False, True), CASES):
+        counts, num_drafted = sampled(int(sys.argv[1]), is_masked, drafts_of, setattr)
         statistic, freedom, p = chi_square(counts, exact_distribution(is_masked))
         print(
-            f"{'masked' if is_masked else 'free'}, {'with' if has_drafts else 'without'} drafts: chi-square "
+            f"{'masked' if is_masked else 'free'}, drafts of {drafts_of}: chi-square "
             f"{statistic:.1f} at {freedom} degrees of freedom (p = {p:.3f}); {num_drafted} draft tokens accepted",
             flush=True,
         )

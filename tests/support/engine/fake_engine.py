@@ -203,11 +203,13 @@ def make_engine_loop(
     pooling=None,
     tokens=None,
     adapter_pool=None,
+    draft_model=None,
     **settings,
 ):
     """Returns (engine_loop, transport, runner). Cache integrity is checked after every step.
 
     `pooling`: how embeddings are pooled; None for a model without embeddings. `tokens`: another vocabulary.
+    `draft_model`: a DraftModel, or None.
     """
     transport, runner = ListTransport(), ChainRunner(pages, batch_tokens, adapter_pool)
     embeddings = EmbeddingInfo(VOCAB, pooling, True) if pooling else None
@@ -218,7 +220,14 @@ def make_engine_loop(
         welcome = msgspec.structs.replace(welcome, adapters=dict(adapter_pool.names))
     config = engine_config(max_batch_rows=rows, check_integrity=True, **settings)
     engine_loop = EngineLoop(
-        config, welcome, runner, Sampler(), tokens or vocabulary(), ReadyCompiler(grammars), transport
+        config,
+        welcome,
+        runner,
+        Sampler(),
+        tokens or vocabulary(),
+        ReadyCompiler(grammars),
+        transport,
+        draft_model=draft_model,
     )
     return engine_loop, transport, runner
 

@@ -1,0 +1,98 @@
+"""`Runtime(draft=...)`: the embedded model guesses for itself, tokens do not change, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import plait
+from plait.constrained import JsonSchema
+from plait.runtime.drafts.draft_account import DraftAccount
+from plait.runtime.errors import InputError, ModelNotFound
+from plait.runtime.model_files.locate import locate_model
+from plait.runtime.process import draft_model as draft_model_module
+from plait.runtime.sampling_params import sampling_params
+
+SCHEMA = JsonSchema({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
+PROMPTS = ["The capital of France is", "def add(a, b):\n"]
+
+
+@pytest.fixture(scope="module")
+def drafting():
+    """An engine whose draft model is the model itself, asked as if it cost a twentieth."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DraftAccount, "guess_cost", lambda self, num_rows: 0.05)
+        patch.setattr(DraftAccount, "record_step", lambda self, *counts: None)
+        with plait.Engine(deterministic=True, drafts=(), draft=locate_model(), max_pages=600) as engine:
+            yield engine
+
+
+def outputs(engine, spec=None, **options):
+    """The tokens of each prompt, and how many of them were drafted."""
+    found, num_drafted = [], 0
+    for prompt in PROMPTS:
+        session = engine.client.open_session()
+        session.append(prompt)
+        for _ in range(2):
+            result = session.generate(sampling_params(max_tokens=24, **options), spec).result()
+            found.append(result.token_ids)
+            num_drafted += result.usage.drafted_tokens
+        session.close()
+    return found, num_drafted
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [(None, {"temperature": 0.0}), (None, {"temperature": 0.9, "seed": 3}), (SCHEMA, {"temperature": 0.0})],
+)
+def test_tokens_equal_those_without(exact, drafting, spec, options):
+    drafted, num_drafted = outputs(drafting, spec, **options)
+    assert drafted == outputs(exact, spec, **options)[0]
+    num_tokens = sum(map(len, drafted))
+    assert num_drafted > (0.3 if options["temperature"] or spec else 0.5) * num_tokens
+    if not options["temperature"] and spec is None:  # the draft model is the model
+        assert drafting.engine_loop.batch_scheduler.drafter.model.account.rate.rates()[0] > 0.9
+
+
+def test_a_runtime_process_takes_a_draft_model(small_model):
+    with plait.Runtime(draft=small_model, max_pages=600) as runtime:
+        session = runtime.client.open_session()
+        session.append(PROMPTS[0])
+        assert len(session.generate(sampling_params(max_tokens=30, temperature=0.0)).result().token_ids) == 30
+
+
+def test_another_vocabulary_is_refused(monkeypatch, small_model):
+    load = draft_model_module.load_tokenizer
+
+    def other(path, **options):
+        tokenizer = load(path, **options)
+        words = list(tokenizer.vocabulary.token_bytes)
+        words[1000] = b"elsewhere"
+        vocabulary = replace(tokenizer.vocabulary, token_bytes=tuple(words))
+        return SimpleNamespace(vocab_size=tokenizer.vocab_size, vocabulary=vocabulary)
+
+    monkeypatch.setattr(draft_model_module, "load_tokenizer", other)
+    with pytest.raises(InputError, match=r"draft .*another vocabulary.*token 1000 is b'elsewhere', not"):
+        plait.Engine(str(small_model), draft=small_model, max_pages=600)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "told"),
+    [
+        ({"draft": "/nowhere/small.gguf"}, ModelNotFound, "/nowhere/small.gguf"),
+        ({"draft": "MODEL", "weights": "bf16"}, InputError, "draft: torch or a GPU"),
+        ({"draft": "MODEL", "dtype": "float32"}, InputError, "draft: torch or a GPU"),
+        ({"draft": 3}, InputError, "draft"),
+    ],
+)
+def test_what_cannot_have_a_draft_model_is_refused(small_model, settings, error, told):
+    settings = {name: small_model if value == "MODEL" else value for name, value in settings.items()}
+    with pytest.raises(error, match=told):
+        plait.Engine(str(small_model), max_pages=600, **settings)
+
+
+def test_ranks_have_no_draft_model(small_model):
+    with pytest.raises(InputError, match="several ranks"):
+        plait.Runtime(str(small_model), draft=small_model, tensor_parallel_size=2)
