@@ -262,10 +262,10 @@ def _draw_in_order(
 ):
     """Returns a token drawn from all tokens: where the weights, added in order of token id, exceed the target."""
     target = draw_target(tl.sum(chunk_weights, axis=0), hash_bits)
-    sampled_chunk = tl.sum((tl.cumsum(chunk_weights, axis=0) <= target).to(tl.int32), axis=0)
-    weight_before = tl.sum(tl.where(tl.arange(0, CHUNKS) < sampled_chunk, chunk_weights, 0), axis=0)
-    token = sampled_chunk * CHUNK
-    first = sampled_chunk * CHUNK
+    drawn_chunk = tl.sum((tl.cumsum(chunk_weights, axis=0) <= target).to(tl.int32), axis=0)
+    weight_before = tl.sum(tl.where(tl.arange(0, CHUNKS) < drawn_chunk, chunk_weights, 0), axis=0)
+    token = drawn_chunk * CHUNK
+    first = drawn_chunk * CHUNK
     for start in range(0, CHUNK, BLOCK):
         offsets = first + start + tl.arange(0, BLOCK)
         x = tl.load(row_ptr + offsets, mask=offsets < vocab, other=float("-inf"))

@@ -95,7 +95,9 @@ class SchedulerModel:
 
     def __init__(self, draw) -> None:
         self.draw, self.now, self.num_calls, self.num_ids = draw, 1000.0, 0, 0
-        fake_time = SimpleNamespace(monotonic=lambda: self.now, thread_time=time.thread_time)
+        fake_time = SimpleNamespace(
+            monotonic=lambda: self.now, thread_time=time.thread_time, perf_counter=time.perf_counter
+        )
         self._real_times = [(module, module.time) for module in TIMED_MODULES]
         for module in TIMED_MODULES:
             module.time = fake_time
