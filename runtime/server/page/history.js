@@ -50,8 +50,10 @@ export function startHistory(kept, onChosen) {
     close();
     onChosen();
   });
+  byId("scroll").addEventListener("click", () => setOpen(false));
   byId("export").addEventListener("click", () => download(kept.current));
   byId("delete").addEventListener("click", () => {
+    if (!confirm(`Delete "${titleOf(kept.current)}"?`)) return;
     kept.remove(kept.current);
     onChosen();
   });

@@ -7,19 +7,19 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:([ \t]+)(.*))?$/;
 const DELIMITERS = /^[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
 const PLAIN = /[^\\`*_~[!<h\n]+/y;
-const ANGLE_LINK = /<(https?:[^\s<>]*)>/y;
-const BARE_LINK = /https?:\/\/[^\s<>"'`]+/y;
+const ANGLE_LINK = /<(https?:[^\s<>]{1,2000})>/y;
+const BARE_LINK = /https?:\/\/[^\s<>"'`]{1,2000}/y;
 const WORD = /[\p{L}\p{N}]/u;
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const MAX_DEPTH = 12; // of quotes, lists and emphasis; what is deeper stays text
 const MAX_ADDRESS = 2000; // characters
 
 // The blocks of a text, each with the line that it starts at. Those before `numFinal` stay as they are whatever text
-// follows: the block behind them begins with a line that is complete.
+// follows: the block behind them begins with two lines that are complete, as a table does.
 export function parse(text) {
   const lines = text.split("\n");
   const found = blocks(lines, 0);
-  const numFinal = Math.max(0, found.findLastIndex(({ line }) => line < lines.length - 1));
+  const numFinal = Math.max(0, found.findLastIndex(({ line }) => line < lines.length - 2));
   return { blocks: found, numFinal, lines };
 }
 
