@@ -76,8 +76,6 @@ export function startChat() {
     const calls = showCalls(view);
     calls.update();
     calls.askForResults((texts) => {
-      calls.element.remove();
-      showCalls(view).update();
       texts.forEach((content, index) => add(push({ role: "tool", callId: view.turn.calls[index].id, content })));
       answer();
     });
@@ -107,6 +105,7 @@ export function startChat() {
     const messages = messagesOf(conversation.turns, conversation.settings.system);
     const turn = push({ role: "assistant", content: "" });
     last?.offer();
+    for (const rest of byId("thread").querySelectorAll(".results button, .call label")) rest.remove();
     const view = add(turn);
     const calls = showCalls(view);
     view.isRunning = true;

@@ -87,23 +87,25 @@ export function titleOf({ turns }) {
   return first.length > MAX_TITLE ? `${first.slice(0, MAX_TITLE)}…` : first;
 }
 
-// The messages of a request. A turn is { role, content } and, of the model: reasoning, calls, note, failed. A question
-// that got no answer is left out with its empty answer.
+// The messages of a request. A turn is { role, content } and, of the model: reasoning, calls, note, failed. A call whose
+// result was never typed in is left out, and so is a question that got no answer.
 export function messagesOf(turns, system) {
+  const answered = new Set(turns.map(({ callId }) => callId));
   const messages = system ? [{ role: "system", content: system }] : [];
   for (const turn of turns) {
-    const isEmpty = turn.role === "assistant" && !turn.content && !turn.calls?.length;
-    if (!isEmpty) messages.push(messageOf(turn));
+    const calls = (turn.calls ?? []).filter(({ id }) => answered.has(id));
+    const isEmpty = turn.role === "assistant" && !turn.content && calls.length === 0;
+    if (!isEmpty) messages.push(messageOf(turn, calls));
     else if (messages.at(-1)?.role === "user") messages.pop();
   }
   return messages;
 }
 
-function messageOf({ role, content, reasoning, calls, callId }) {
+function messageOf({ role, content, reasoning, callId }, calls) {
   if (role === "tool") return { role, tool_call_id: callId, content };
   const message = { role, content };
   if (reasoning) message.reasoning_content = reasoning;
-  if (calls?.length) {
+  if (calls.length) {
     message.tool_calls = calls.map(({ id, name, text }) => ({ id, type: "function", function: { name, arguments: text } }));
   }
   return message;

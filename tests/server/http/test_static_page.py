@@ -226,7 +226,7 @@ def test_conversations_and_tools_are_kept_until_they_are_deleted(serve, browser)
     browser.find_element("css selector", ".results button").click()
     assert user.sees(lambda: len(user.texts(".assistant:not(.running) .stats:not(:empty)")) == 2)
     assert user.texts(".tool .text") == ["<i>It rains.</i>"]
-    assert not browser.find_elements("css selector", ".results, .thread i")
+    assert not browser.find_elements("css selector", ".call textarea, .results button, .thread i")
 
     answers = user.texts(".assistant .text")
     user.click_text("Try again")

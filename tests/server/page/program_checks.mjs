@@ -59,7 +59,7 @@ assert.equal(states(plan), "first done, x0 done, x1 done, y stopped, after stopp
 assert.equal(planOf([gen("a", { n: 1e12 })]).calls.get("program[0].gen").samples.length, 1024);
 assert.throws(() => planOf([null]));
 
-// Messages: a question without an answer goes with its empty answer, calls keep their arguments as text.
+// Messages: a question without an answer goes with its empty answer, calls without results go, calls keep their arguments as text.
 const call = { id: "c", name: "f", text: '{"a": 1}' };
 const turns = [
   { role: "user", content: "lost" },
@@ -75,6 +75,7 @@ assert.deepEqual(messagesOf(turns, "Be brief."), [
   { role: "tool", tool_call_id: "c", content: "2" },
 ]);
 assert.deepEqual(messagesOf(turns.slice(0, 2), ""), []);
+assert.deepEqual(messagesOf([...turns.slice(2, 4), { role: "user", content: "so?" }], ""), [{ role: "user", content: "so?" }]);
 assert.equal(titleOf({ turns: turns.slice(2) }), "hi");
 assert.equal(titleOf({ turns: [{ role: "user", content: `${"long ".repeat(30)}` }] }).length, 61);
 

@@ -39,23 +39,22 @@ def scripts(tmp_path_factory) -> Path:
     return folder
 
 
-def _node(folder: Path, name: str) -> str:
-    result = subprocess.run(["node", name], cwd=folder, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def _node(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["node", name], cwd=folder, capture_output=True, text=True, timeout=120)
 
 
 @needs_node
 @pytest.mark.parametrize("name", CHECKS)
 def test_checks_of_the_scripts_pass(scripts, name) -> None:
-    _node(scripts, name)
+    result = _node(scripts, name)
+    assert result.returncode == 0, result.stderr
 
 
 @needs_node
 def test_examples_run_and_their_plans_name_the_servers_calls(scripts, serve) -> None:
     address, _ = serve()
     (scripts / "print_examples.mjs").write_text(PRINT_EXAMPLES)
-    examples = json.loads(_node(scripts, "print_examples.mjs"))
+    examples = json.loads(_node(scripts, "print_examples.mjs").stdout)
     assert len(examples) >= 4
     for example in examples:
         body = {**example["body"], "stream": True}
