@@ -3,6 +3,8 @@
 
 import { parse } from "./markdown.js";
 
+const ATTRIBUTES = ["language", "align", "start", "href"]; // all that nodes have
+
 export class MarkdownView {
   constructor(root) {
     this.root = root;
@@ -36,7 +38,7 @@ function patch(parent, shown, nodes) {
 
 function isSameKind(old, node) {
   if (typeof old === "string" || typeof node === "string") return typeof old === typeof node;
-  return old.tag === node.tag && JSON.stringify(old.attrs) === JSON.stringify(node.attrs);
+  return old.tag === node.tag && ATTRIBUTES.every((name) => old.attrs[name] === node.attrs[name]);
 }
 
 function update(old, node) {

@@ -68,7 +68,8 @@ export function startProgram() {
 
   function showTotals(plan, seconds) {
     const { calls, done, prompt, cached, completion } = totalsOf(plan);
-    const parts = [`${done} of ${calls} calls`, `${completion} tokens in ${seconds.toFixed(1)} s`];
+    const parts = [`${done} of ${calls} calls in ${seconds.toFixed(1)} s`];
+    if (completion) parts.push(`${completion} tokens`);
     if (prompt) parts.push(`${cached} of ${prompt} prompt tokens from the cache (${Math.round((100 * cached) / prompt)}%)`);
     byId("program-stats").textContent = parts.join(" · ");
   }

@@ -2,6 +2,7 @@
 
 import { MarkdownView, copyButton } from "./markdown_view.js";
 
+const FRAME_MS = 16;
 const NAMES = { user: "You", assistant: "Model", tool: "Result of a tool" };
 
 export function make(tag, className, text) {
@@ -21,29 +22,32 @@ export class TurnView {
     this.element.append(make("span", "hidden", NAMES[turn.role]), this.text, this.note);
     this.markdown = turn.role === "assistant" ? new MarkdownView(this.text) : null;
     this.waiting = { content: "", reasoning: "" };
-    this.frame = 0;
+    this.timer = 0;
+    this.delay = FRAME_MS;
     if (turn.reasoning) this.showReasoning(turn.reasoning);
     this.showText(turn.content);
     if (this.markdown) this.element.append(this.actions);
   }
 
-  // Adds a piece of the answer to the turn, and shows it with the next frame.
+  // Adds a piece of the answer to the turn, and shows it soon: showing takes at most a fifth of the time.
   add({ content, reasoning }) {
     this.turn.content += content;
     if (reasoning) this.turn.reasoning = (this.turn.reasoning ?? "") + reasoning;
     this.waiting.content += content;
     this.waiting.reasoning += reasoning;
-    if (!this.frame) this.frame = requestAnimationFrame(() => this.flush());
+    this.timer ||= setTimeout(() => this.flush(), this.delay);
   }
 
   flush() {
-    cancelAnimationFrame(this.frame);
-    this.frame = 0;
+    const start = performance.now();
+    clearTimeout(this.timer);
+    this.timer = 0;
     const { content, reasoning } = this.waiting;
     this.waiting = { content: "", reasoning: "" };
     if (reasoning) this.showReasoning(reasoning);
     if (content) this.showText(content);
     this.onShown?.();
+    this.delay = Math.max(FRAME_MS, 4 * (performance.now() - start));
   }
 
   showText(piece) {
