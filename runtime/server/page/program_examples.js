@@ -6,18 +6,18 @@ const variable = (name, ...index) => (index.length ? { var: name, index } : { va
 
 const tips = {
   variables: { topic: "a walk in the mountains" },
-  defaults: { temperature: 0.7, min_tokens: 6, max_tokens: 40, stop: ["\n"] },
+  defaults: { temperature: 0.4, min_tokens: 6, max_tokens: 40, stop: [".", "\n"] },
   program: [
-    say("user", text("What matters most for "), variable("topic"), text("? One short sentence.")),
-    say("assistant", { gen: { name: "advice" } }),
-    say("user", text("Now one tip of each kind.")),
+    say("user", text("What matters most for "), variable("topic"), text("?")),
+    say("assistant", text("What matters most is"), { gen: { name: "advice" } }),
+    say("user", text("Now a short tip of each kind.")),
     {
       fork: {
-        branches: ["Clothing", "Food", "Safety"].map((kind) => [say("assistant", text(`${kind}: `), { gen: { name: "tip" } })]),
+        branches: ["clothing", "food", "safety"].map((kind) => [say("assistant", text(`As for ${kind}, remember to`), { gen: { name: "tip" } })]),
       },
     },
-    say("user", text("Clothing: "), variable("tip", 0), text("\nFood: "), variable("tip", 1), text("\nSafety: "), variable("tip", 2), text("\nWhich tip is the most important?")),
-    say("assistant", { select: { name: "best", choices: ["Clothing", "Food", "Safety"] } }),
+    say("user", text("Clothing:"), variable("tip", 0), text("\nFood:"), variable("tip", 1), text("\nSafety:"), variable("tip", 2), text("\nWhich matters most?")),
+    say("assistant", { select: { name: "best", choices: ["clothing", "food", "safety"] } }),
   ],
 };
 
@@ -30,7 +30,7 @@ const judge = {
     {
       fork: {
         branches: ["clarity", "evidence", "style"].map((aspect) => [
-          say("assistant", text(`About its ${aspect}: `), { gen: { name: "judgement" } }),
+          say("assistant", text(`About its ${aspect}:`), { gen: { name: "judgement" } }),
           say("user", text(`How good is its ${aspect}?`)),
           say("assistant", { select: { name: "grade", choices: ["good", "fair", "poor"] } }),
         ]),

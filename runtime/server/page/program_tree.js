@@ -32,14 +32,14 @@ export class ProgramTree {
       const row = make("li", item.kind === "call" ? "call" : "");
       given = isGiven ? make("p", "given") : null;
       if (given) row.append(given);
-      (given ?? row).append(...this[item.kind](item));
+      (given ?? row).append(...this[item.kind](item, true));
       list.append(row);
     }
     return list;
   }
 
-  text({ text }) {
-    return [text.replace(/^\n+/, "")];
+  text({ text }, isFirst = false) {
+    return [isFirst ? text.trimStart() : text];
   }
 
   variable({ name, index }) {
@@ -96,7 +96,7 @@ export class ProgramTree {
 
 function showSample(call, { state, value, usage }, view, longest) {
   const isUnknown = call.type === "select" && state !== "done";
-  const text = isUnknown ? call.choices.join(" | ") : value;
+  const text = isUnknown ? call.choices.join(" | ") : value.trimStart();
   if (view.value.textContent !== text) view.value.textContent = text;
   view.value.classList.toggle("coming", isUnknown);
   if (!usage || view.note.textContent) return showWidths(view, usage, longest);
