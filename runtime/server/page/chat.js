@@ -163,6 +163,7 @@ export function startChat() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && running) running.abort();
   });
+  addEventListener("pagehide", () => running && kept.save(kept.current));
   for (const starter of byId("starters").children) {
     starter.addEventListener("click", () => !running && ask(starter.textContent));
   }

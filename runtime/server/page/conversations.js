@@ -70,15 +70,20 @@ export class Conversations {
   }
 }
 
-// A list of one conversation, or of none if the text is not one of ours.
+// A list of one conversation, or of none if the text is not one of ours: other programs may have had this address.
 function readConversation(text) {
   try {
     const { id, changed, settings, turns } = JSON.parse(text);
-    const isOurs = typeof id === "string" && Number.isFinite(changed) && Array.isArray(turns) && turns.every((turn) => typeof turn.content === "string");
-    return isOurs ? [{ id, changed, settings: settings ?? {}, turns }] : [];
+    const isOurs = typeof id === "string" && Number.isFinite(changed) && turns.length > 0 && turns.every(isTurn);
+    return isOurs ? [{ id, changed, settings: { ...settings }, turns }] : [];
   } catch {
     return [];
   }
+}
+
+function isTurn({ role, content, reasoning = "", note = "", calls = [] }) {
+  const texts = [content, reasoning, note, ...calls.flatMap(({ id, name, text }) => [id, name, text])];
+  return ["user", "assistant", "tool"].includes(role) && texts.every((text) => typeof text === "string");
 }
 
 export function titleOf({ turns }) {

@@ -66,40 +66,47 @@ export function startSchema() {
     const controller = (running = new AbortController());
     byId("schema-run").textContent = "Stop";
     showVerdict("running", "wait");
+    try {
+      await answer(schema, controller.signal);
+    } catch (error) {
+      if (controller.signal.aborted) showVerdict("stopped", "bad");
+      else showRefusal(error);
+    }
+    running = null;
+    byId("schema-run").textContent = "Run";
+  }
+
+  // Streams an answer that fits the schema: its text as it is, its fields at most once a frame.
+  async function answer(schema, signal) {
+    const text = document.createTextNode("");
+    byId("output").replaceChildren(text);
     byId("fields").replaceChildren();
     const fields = new JsonView(byId("fields"), schema);
-    const showFields = (text) => fields.update(parsePartial(text).root);
+    const show = (end = "") => fields.update(parsePartial(text.data + end).root);
+    let frame = 0;
     const request = {
       messages: [{ role: "user", content: byId("schema-prompt").value }],
       response_format: { type: "json_schema", json_schema: { name: "answer", schema, strict: true } },
       max_completion_tokens: 512,
     };
-    const raw = byId("output");
-    let frame = 0;
-    const draw = () => {
-      frame = 0;
-      showFields(raw.textContent);
-    };
-    raw.append("");
-    draw();
+    show();
     try {
-      const result = await chat(request, controller.signal, ({ content }) => {
-        raw.firstChild.appendData(content);
-        frame ||= requestAnimationFrame(draw);
+      const result = await chat(request, signal, ({ content }) => {
+        text.appendData(content);
+        frame ||= requestAnimationFrame(() => {
+          frame = 0;
+          show();
+        });
       });
       const isComplete = result.finish === "stop";
       showVerdict(isComplete ? "fits the schema" : "cut at the limit", isComplete ? "good" : "bad");
       byId("schema-stats").textContent = formatStats(result);
-      if (isComplete) raw.firstChild.data = prettyJson(JSON.parse(raw.textContent));
-    } catch (error) {
-      if (controller.signal.aborted) showVerdict("stopped", "bad");
-      else showRefusal(error);
+      if (isComplete) text.data = prettyJson(JSON.parse(text.data));
+    } finally {
+      cancelAnimationFrame(frame);
+      if (text.data) show("\n"); // a number at the end is complete now
+      else byId("fields").replaceChildren();
     }
-    cancelAnimationFrame(frame);
-    if (raw.textContent) showFields(`${raw.textContent} `);
-    else byId("fields").replaceChildren();
-    running = null;
-    byId("schema-run").textContent = "Run";
   }
 
   for (const [name] of EXAMPLES) byId("example").append(new Option(name));

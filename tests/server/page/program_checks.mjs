@@ -1,10 +1,8 @@
-// Checks of program_plan.js, conversations.js, tool_calls.js and chart.js.
+// Checks of program_plan.js and chart.js.
 
 import assert from "node:assert/strict";
 import { roundStep } from "./chart.js";
-import { messagesOf, titleOf } from "./conversations.js";
 import { applyEvent, planOf, stateOf, totalsOf } from "./program_plan.js";
-import { addCallPieces, readTools } from "./tool_calls.js";
 
 const gen = (name, more = {}) => ({ gen: { name, ...more } });
 const program = (join) => [
@@ -58,36 +56,6 @@ applyEvent(plan, { type: "end", path: null });
 assert.equal(states(plan), "first done, x0 done, x1 done, y stopped, after stopped, last stopped");
 assert.equal(planOf([gen("a", { n: 1e12 })]).calls.get("program[0].gen").samples.length, 1024);
 assert.throws(() => planOf([null]));
-
-// Messages: a question without an answer goes with its empty answer, calls without results go, calls keep their arguments as text.
-const call = { id: "c", name: "f", text: '{"a": 1}' };
-const turns = [
-  { role: "user", content: "lost" },
-  { role: "assistant", content: "", note: "stopped" },
-  { role: "user", content: "hi" },
-  { role: "assistant", content: "", calls: [call], reasoning: "hm" },
-  { role: "tool", callId: "c", content: "2" },
-];
-assert.deepEqual(messagesOf(turns, "Be brief."), [
-  { role: "system", content: "Be brief." },
-  { role: "user", content: "hi" },
-  { role: "assistant", content: "", reasoning_content: "hm", tool_calls: [{ id: "c", type: "function", function: { name: "f", arguments: '{"a": 1}' } }] },
-  { role: "tool", tool_call_id: "c", content: "2" },
-]);
-assert.deepEqual(messagesOf(turns.slice(0, 2), ""), []);
-assert.deepEqual(messagesOf([...turns.slice(2, 4), { role: "user", content: "so?" }], ""), [{ role: "user", content: "so?" }]);
-assert.equal(titleOf({ turns: turns.slice(2) }), "hi");
-assert.equal(titleOf({ turns: [{ role: "user", content: `${"long ".repeat(30)}` }] }).length, 61);
-
-const turn = {};
-addCallPieces(turn, [{ index: 0, id: "c", function: { name: "f", arguments: "" } }]);
-addCallPieces(turn, [{ index: 0, function: { arguments: '{"a": ' } }, { index: 1, id: "d", function: { name: "g", arguments: "{}" } }]);
-addCallPieces(turn, [{ index: 0, function: { arguments: "1}" } }]);
-assert.deepEqual(turn.calls, [call, { id: "d", name: "g", text: "{}" }]);
-assert.deepEqual(readTools(' [{"name": "f"}, {"type": "custom"}]'), [{ type: "function", function: { name: "f" } }, { type: "custom" }]);
-assert.deepEqual(readTools(" "), []);
-assert.throws(() => readTools("{}"), /not a list/);
-assert.throws(() => readTools("["), /not JSON/);
 
 for (const [max, step] of [[0.4, 0.1], [5, 1], [5.1, 2], [10, 2], [42, 10], [100, 20], [101, 50], [2600, 1000]]) {
   assert.ok(Math.abs(roundStep(max) - step) < 1e-9, `${max}: ${roundStep(max)}`);
