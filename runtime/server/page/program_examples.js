@@ -6,7 +6,7 @@ const variable = (name, ...index) => (index.length ? { var: name, index } : { va
 
 const tips = {
   variables: { topic: "a walk in the mountains" },
-  defaults: { temperature: 0.4, min_tokens: 6, max_tokens: 40, stop: [".", "\n"] },
+  defaults: { temperature: 0.4, max_tokens: 40, stop: [".", "\n"] },
   program: [
     say("user", text("What matters most for "), variable("topic"), text("?")),
     say("assistant", text("What matters most is"), { gen: { name: "advice" } }),
@@ -24,13 +24,13 @@ const tips = {
 const essay = "The library should stay open on Sundays, because most people work during the week and cannot come on other days.";
 const judge = {
   variables: { essay },
-  defaults: { temperature: 0, min_tokens: 6, max_tokens: 32, stop: ["\n"] },
+  defaults: { temperature: 0, max_tokens: 32, stop: [".", "\n"] },
   program: [
     say("user", text("Read this essay:\n"), variable("essay"), text("\nYou will be asked about it.")),
     {
       fork: {
         branches: ["clarity", "evidence", "style"].map((aspect) => [
-          say("assistant", text(`About its ${aspect}:`), { gen: { name: "judgement" } }),
+          say("assistant", text(`The ${aspect} of this essay is`), { gen: { name: "judgement" } }),
           say("user", text(`How good is its ${aspect}?`)),
           say("assistant", { select: { name: "grade", choices: ["good", "fair", "poor"] } }),
         ]),
@@ -43,13 +43,13 @@ const judge = {
 
 const branch = (opening, depth) => [
   text(opening),
-  { gen: { name: "thought", min_tokens: 6, max_tokens: 20, stop: ["\n"] } },
-  ...(depth ? [{ fork: { branches: [branch("\nSo: ", depth - 1), branch("\nBut: ", depth - 1)] } }] : []),
+  { gen: { name: "thought", max_tokens: 30, stop: ["."] } },
+  ...(depth ? [{ fork: { branches: [branch("\nSo,", depth - 1), branch("\nBut,", depth - 1)] } }] : []),
 ];
 const tree = {
   variables: { question: "Should a small town build a swimming pool?" },
   defaults: { temperature: 0.8 },
-  program: [variable("question"), { fork: { branches: [branch("\nOn one hand: ", 1), branch("\nOn the other hand: ", 1)] } }],
+  program: [variable("question"), { fork: { branches: [branch("\nOn the one hand,", 1), branch("\nOn the other hand,", 1)] } }],
 };
 
 const schema = {
