@@ -14,9 +14,9 @@ import pytest
 
 PAGE_FOLDER = resources.files("plait.runtime.server") / "page"
 CHECKS = sorted(path.name for path in Path(__file__).parent.glob("*_checks.mjs"))
-# 2026-11-29: node is not on PyPI; CI has it, a laptop may have none
+# 2026-11-29: node is not on PyPI, and nothing else of the project needs it
 needs_node = pytest.mark.skipif(
-    shutil.which("node") is None, reason=f"no node here ({datetime.date.today()}); CI has it"
+    shutil.which("node") is None, reason=f"no node here ({datetime.date.today()}); the scripts are checked where it is"
 )
 
 PRINT_EXAMPLES = """
