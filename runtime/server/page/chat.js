@@ -68,6 +68,7 @@ export function startChat() {
   function retry() {
     kept.current.turns.pop();
     byId("thread").querySelector("article:last-child").remove();
+    box.focus(); // the button that was pressed is gone
     answer();
   }
 
@@ -77,6 +78,7 @@ export function startChat() {
     calls.update();
     calls.askForResults((texts) => {
       texts.forEach((content, index) => add(push({ role: "tool", callId: view.turn.calls[index].id, content })));
+      box.focus();
       answer();
     });
   }

@@ -55,11 +55,13 @@ export function startHistory(kept, onChosen) {
   byId("delete").addEventListener("click", () => {
     if (!confirm(`Delete "${titleOf(kept.current)}"?`)) return;
     kept.remove(kept.current);
+    close();
     onChosen();
   });
   byId("delete-all").addEventListener("click", () => {
     if (!confirm("Delete all conversations of this browser?")) return;
     kept.clear();
+    close();
     onChosen();
   });
   byId("keep").checked = kept.isKept;

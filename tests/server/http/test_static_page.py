@@ -230,6 +230,7 @@ def test_conversations_and_tools_are_kept_until_they_are_deleted(serve, browser)
 
     answers = user.texts(".assistant .text")
     user.click_text("Try again")
+    assert browser.switch_to.active_element.get_attribute("id") == "message"
     assert user.sees(lambda: len(user.texts(".assistant:not(.running) .stats:not(:empty)")) == 2)
     assert user.texts(".assistant .text") == answers  # temperature 0: the same conversation was sent again
 
@@ -240,6 +241,9 @@ def test_conversations_and_tools_are_kept_until_they_are_deleted(serve, browser)
     assert user.texts("#conversations button") == ["Say hello.", "What is the weather in Paris?"]
     user.click_text("What is the weather in Paris?")
     assert user.texts(".assistant .text") == answers
+    user.at("delete").click()
+    browser.switch_to.alert.dismiss()
+    assert len(user.texts("#conversations button")) == 2
     kept = "return Object.keys(localStorage).filter((key) => key.startsWith('plait-conversation-')).length"
     assert browser.execute_script(kept) == 2
     user.at("keep").click()
