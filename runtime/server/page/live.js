@@ -1,29 +1,21 @@
-// The live view: polls /status once a second while the page is visible, so that the graph has a history.
+// The live view: polls /status once a second while the page is visible, so that the charts have a history.
 
 import { status } from "./api.js";
+import { Chart } from "./chart.js";
 
 const POLL_MS = 1000;
-const POINTS = 120;
-const WIDTH = 600;
-const HEIGHT = 120;
+const SECONDS = 120; // of the charts
+const MAX_GAP_S = 5; // between two polls; a longer one is no rate of this moment
 const byId = (id) => document.getElementById(id);
 const integer = new Intl.NumberFormat("en");
+const percent = (part, all) => (100 * part) / Math.max(1, all);
 
 export function startLive(onStatus, onFailure) {
-  const rates = [];
+  const generated = new Chart(byId("generated"), { title: "Generated", unit: "tokens per second", names: ["sampled", "forced"], seconds: SECONDS });
+  const prompts = new Chart(byId("prompts"), { title: "Prompts", unit: "tokens per second", names: ["from the cache", "computed"], seconds: SECONDS });
+  const memory = new Chart(byId("memory"), { title: "KV cache", unit: "% of its pages", names: ["in use", "cached"], seconds: SECONDS, max: 100 });
   let previous = null;
   let timer = null;
-
-  function draw() {
-    const max = Math.max(10, ...rates);
-    const step = WIDTH / (POINTS - 1);
-    const from = WIDTH - (rates.length - 1) * step;
-    const points = rates.map((rate, i) => `${(from + i * step).toFixed(1)} ${(HEIGHT - 4 - (rate / max) * (HEIGHT - 12)).toFixed(1)}`);
-    const path = points.length ? `M${points.join(" L")}` : "";
-    byId("line").setAttribute("d", path);
-    byId("area").setAttribute("d", path && `${path} L${WIDTH} ${HEIGHT} L${from.toFixed(1)} ${HEIGHT} Z`);
-    byId("peak").textContent = rates.length ? `peak ${Math.max(...rates).toFixed(0)}` : "";
-  }
 
   function row(texts) {
     const row = document.createElement("tr");
@@ -76,24 +68,32 @@ export function startLive(onStatus, onFailure) {
     const counts = now.runtime;
     if (counts === null) return;
     const tokens = counts.sampled_tokens + counts.forced_tokens;
-    const seconds = previous ? (performance.now() - previous.time) / 1000 : 0;
-    if (previous && tokens >= previous.tokens && seconds < 5) {
-      rates.push((tokens - previous.tokens) / seconds);
-      if (rates.length > POINTS) rates.shift();
-    }
-    previous = { tokens, time: performance.now() };
-    const used = counts.used_pages / Math.max(1, counts.total_pages);
+    const rates = ratesOf(counts);
     byId("running").textContent = integer.format(counts.running_calls);
     byId("waiting").textContent = `${integer.format(counts.waiting_calls)} waiting`;
-    byId("rate").textContent = integer.format(Math.round(rates.at(-1) ?? 0));
+    byId("rate").textContent = integer.format(Math.round(rates ? rates.sampled_tokens + rates.forced_tokens : 0));
     byId("forced").textContent = `${integer.format(counts.forced_tokens)} of ${integer.format(tokens)} forced so far`;
     if (counts.prompt_tokens) {
       byId("hits").textContent = `${Math.round((100 * counts.cached_tokens) / counts.prompt_tokens)}%`;
       byId("hit-tokens").textContent = `${integer.format(counts.cached_tokens)} of ${integer.format(counts.prompt_tokens)} prompt tokens`;
     }
-    byId("kv").textContent = `${(100 * used).toFixed(used < 0.1 ? 1 : 0)}%`;
+    const used = percent(counts.used_pages, counts.total_pages);
+    byId("kv").textContent = `${used.toFixed(used < 10 ? 1 : 0)}%`;
     byId("kv-pages").textContent = `${integer.format(counts.used_pages)} used, ${integer.format(counts.cached_pages)} cached`;
-    draw();
+    const time = performance.now() / 1000;
+    memory.add(time, [used, percent(counts.cached_pages, counts.total_pages)]);
+    if (!rates) return;
+    generated.add(time, [rates.sampled_tokens, rates.forced_tokens]);
+    prompts.add(time, [rates.cached_tokens, Math.max(0, rates.prompt_tokens - rates.cached_tokens)]);
+  }
+
+  // The growth of each counter per second since the last poll; null if there was none, or the runtime is another one.
+  function ratesOf(counts) {
+    const last = previous;
+    previous = { counts, time: performance.now() };
+    const seconds = last ? (previous.time - last.time) / 1000 : MAX_GAP_S;
+    if (seconds >= MAX_GAP_S || counts.steps < last.counts.steps) return null;
+    return Object.fromEntries(Object.keys(counts).map((name) => [name, (counts[name] - last.counts[name]) / seconds]));
   }
 
   async function tick() {

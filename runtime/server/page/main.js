@@ -3,6 +3,7 @@
 import { useKey, useModel, whenUnauthorized } from "./api.js";
 import { startChat } from "./chat.js";
 import { startLive } from "./live.js";
+import { startProgram } from "./program.js";
 import { startSchema } from "./schema.js";
 
 const byId = (id) => document.getElementById(id);
@@ -72,6 +73,7 @@ byId("keybar").addEventListener("submit", (event) => {
 
 startChat();
 startSchema();
+startProgram();
 const refresh = startLive(onStatus, onFailure);
 for (const tab of tabs) {
   tab.addEventListener("click", () => show(tab));

@@ -71,6 +71,11 @@ def _error_event(error: ApiError) -> bytes:
     return named_sse_event("error", {"type": "error", **error.body()})
 
 
+def _call_usage(result: CallResult) -> CallUsage:
+    usage = result.usage
+    return CallUsage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, usage.forced_tokens)
+
+
 def _num_logprobs(result: CallResult) -> int:
     return 0 if result.encoded_logprobs is None else len(result.token_ids)
 
@@ -151,12 +156,6 @@ class _Execution:
 
     def _call_answer(self, done: FinishedCall, violation: str | None) -> CallAnswer:
         result = done.result
-        usage = CallUsage(
-            result.usage.prompt_tokens,
-            result.usage.cached_tokens,
-            result.usage.completion_tokens,
-            result.usage.forced_tokens,
-        )
         logprobs = None
         if result.logprobs is not None:
             logprobs = [
@@ -182,7 +181,7 @@ class _Execution:
             violation,
             scores,
             logprobs,
-            usage,
+            _call_usage(result),
             list(result.warnings) or msgspec.UNSET,
             importance_weight(result),
             cache_miss_report(self._client, result),
@@ -217,7 +216,8 @@ class _Execution:
         source: dict[str, Any] = {"name": update.step.name, "path": update.step.path, "sample": update.sample}
         if isinstance(update, TextDelta):
             return named_sse_event("variable.delta", {"type": "variable.delta", **source, "delta": update.delta})
-        value = {"value": update.value, "finish_reason": update.result.finish_reason}
+        result = update.result
+        value = {"value": update.value, "finish_reason": result.finish_reason, "usage": _call_usage(result)}
         return named_sse_event("variable.done", {"type": "variable.done", **source, **value})
 
 
