@@ -17,6 +17,7 @@ from plait.lang.core.run import Run
 from plait.lang.core.waiting import finish, value_of
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.execution.dropped_states import abort_when_dropped
+from plait.lang.program_arguments import named_arguments
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import error_location
 from plait.lang.states.state import ProgramState
@@ -43,6 +44,7 @@ class Execution:
     ) -> None:
         """`item`: the number of the item in its batch."""
         self.run = Run(program, client, defaults, budget)
+        self.run.arguments = named_arguments(body, args, kwargs)
         self.branch = Branch(self.run)
         self.branch.seed_path = SeedPath.of_item(item)
         self.state = ProgramState(self.branch, is_external=True)
