@@ -12,12 +12,15 @@ PlaitError
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from plait.lang.source_location import SourceLocation, caller_location
 from plait.runtime.errors import InputError, PlaitError
 from plait.runtime.similar_names import did_you_mean
+
+if TYPE_CHECKING:
+    from plait.lang.control.agent import AgentStep
 
 
 class ProgramError(PlaitError):
@@ -27,6 +30,8 @@ class ProgramError(PlaitError):
     `program`: its name. `variable`: the variable without a value (None: no single one). `place`: the file and line of
     the failure, or of the call that failed.
 
+    `steps` and `messages`: of a failed `plait.agent`, the calls of tools (AgentStep) and the turns until then.
+
     `__cause__` is the original exception with its traceback.
 
     >>> try: qa.run(question="?", timeout=0.001)          # doctest: +SKIP
@@ -34,6 +39,8 @@ class ProgramError(PlaitError):
     """
 
     place: SourceLocation | None = None
+    steps: Sequence[AgentStep] = ()
+    messages: Sequence[Mapping[str, str]] = ()
 
     def __init__(self, text: str, *, program: str, variable: str | None = None) -> None:
         super().__init__(text)

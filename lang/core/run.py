@@ -218,6 +218,8 @@ class Run:
         """Stores `error`, which every later read raises, and aborts what still runs. The first error wins."""
         if self.error is None:
             self.error = error
+        elif error.steps:  # of an agent that a spent budget ended
+            self.error.steps, self.error.messages = error.steps, error.messages
         self.abort()
 
     def raise_if_failed(self) -> None:

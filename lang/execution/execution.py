@@ -128,8 +128,10 @@ class Execution:
         """Stores `error` as the error of the program; of one that was aborted, that it was, in place of what a session
         said that was closed meanwhile."""
         cause = error.__cause__ if isinstance(error, ProgramError) else error
+        done = (error.steps, error.messages) if isinstance(error, ProgramError) else ((), ())
         if self.run.aborted and isinstance(cause, InputError):
             error = Aborted("the program was ended")
         if not isinstance(error, ProgramError) or error.program != self.run.program:
             error = program_error(self.run.program, None, error, error_location(error))
+        error.steps, error.messages = done
         self.run.fail(error)
