@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
         UnreadableValue,
     )
     from plait.lang.meta_info import CallMeta, GenMeta, SelectMeta
+    from plait.lang.one_call import ask, classify, extract
     from plait.lang.partial.values import partial_value
     from plait.lang.program import Program, function
     from plait.lang.states.async_state import AsyncState
@@ -141,11 +142,14 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "UnsupportedModel",
     "adapter",
     "agent",
+    "ask",
     "assistant",
     "assistant_begin",
     "assistant_end",
     "beam",
     "best_of",
+    "classify",
+    "extract",
     "flush_cache",
     "function",
     "gen",
@@ -206,6 +210,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.core.primitives": "gen gen_int gen_string",
     "plait.lang.core.select": "image select video",
     "plait.lang.meta_info": "CallMeta GenMeta SelectMeta",
+    "plait.lang.one_call": "ask classify extract",
     "plait.lang.partial.values": "partial_value",
     "plait.lang.program": "function Program",
     "plait.lang.core.roles": (
