@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from plait.lang.source_location import SourceLocation, caller_location
 from plait.runtime.errors import InputError, PlaitError
 from plait.runtime.similar_names import did_you_mean
-
-if TYPE_CHECKING:
-    from plait.lang.control.agent import AgentStep
 
 
 class ProgramError(PlaitError):
@@ -39,7 +36,7 @@ class ProgramError(PlaitError):
     """
 
     place: SourceLocation | None = None
-    steps: Sequence[AgentStep] = ()
+    steps: Sequence[Any] = ()  # AgentStep
     messages: Sequence[Mapping[str, str]] = ()
 
     def __init__(self, text: str, *, program: str, variable: str | None = None) -> None:

@@ -22,6 +22,7 @@ from plait.lang.typed.schema_rewriting import schema_for_prompt
 from plait.runtime.errors import InputError
 
 T = TypeVar("T")
+Labels = list[str] | tuple[str, ...] | Mapping[str, str]
 DEFAULTS = {"temperature": 0, "max_tokens": 512}
 
 
@@ -34,17 +35,19 @@ class OneCallKeywords(RunKeywords, total=False):
     budget: Budget | None
 
 
+class ExtractKeywords(OneCallKeywords, total=False):
+    """The keywords of `extract`."""
+
+    retries: int | None
+
+
 @overload
-def extract(type: type[T], text: str, *, retries: int | None = None, **options: Unpack[OneCallKeywords]) -> T: ...
+def extract(type: type[T], text: str, **options: Unpack[ExtractKeywords]) -> T: ...
 @overload
-def extract(
-    type: type[T], text: list[str], *, retries: int | None = None, **options: Unpack[OneCallKeywords]
-) -> list[T]: ...
+def extract(type: type[T], text: list[str], **options: Unpack[ExtractKeywords]) -> list[T]: ...
 @overload
-def extract(
-    type: object, text: str | list[str], *, retries: int | None = None, **options: Unpack[OneCallKeywords]
-) -> Any: ...
-def extract(type: Any, text: str | list[str], *, retries: int | None = None, **options: Any) -> Any:
+def extract(type: object, text: str | list[str], **options: Unpack[ExtractKeywords]) -> Any: ...
+def extract(type: Any, text: str | list[str], **options: Any) -> Any:
     """Returns a value of `type` with the facts of `text`; of a list of texts the list of values, computed in parallel.
 
     The types are those of `gen(type=...)`: a Pydantic model, dataclass, TypedDict, Literal, int, list[...] and so on.
@@ -62,7 +65,7 @@ def extract(type: Any, text: str | list[str], *, retries: int | None = None, **o
     >>> plait.extract(Person, "Ada Lovelace was born in 1815.")                      # doctest: +SKIP
     Person(name='Ada Lovelace', born=1815)
     """
-    value = gen("value", type=type, retries=retries)
+    value = gen("value", type=type, retries=options.pop("retries", None))
     schema = str(value.constraint.schema) if isinstance(value.constraint, JsonSchema) else ""
     task = _instructions(options, f"Extract the facts from the text above{' as JSON' * bool(schema)}.")
     if '"description":"' in schema:
@@ -80,13 +83,9 @@ def classify(text: str, labels: type[T], **options: Unpack[OneCallKeywords]) -> 
 @overload
 def classify(text: list[str], labels: type[T], **options: Unpack[OneCallKeywords]) -> list[T]: ...
 @overload
-def classify(
-    text: str, labels: list[str] | tuple[str, ...] | Mapping[str, str], **options: Unpack[OneCallKeywords]
-) -> str: ...
+def classify(text: str, labels: Labels, **options: Unpack[OneCallKeywords]) -> str: ...
 @overload
-def classify(
-    text: list[str], labels: list[str] | tuple[str, ...] | Mapping[str, str], **options: Unpack[OneCallKeywords]
-) -> list[str]: ...
+def classify(text: list[str], labels: Labels, **options: Unpack[OneCallKeywords]) -> list[str]: ...
 @overload
 def classify(text: str | list[str], labels: object, **options: Unpack[OneCallKeywords]) -> Any: ...
 def classify(text: str | list[str], labels: Any, **options: Any) -> Any:

@@ -86,11 +86,11 @@ class Drawing:
             f'<path d="{path}" fill="none" stroke="{self._colours[colour]}" stroke-width="{width:g}"{dash}/>'
         )
 
-    def key(self, y: float, *entries: tuple[str, bool, str]) -> None:
-        """A legend in a row: (colour, strong, label) of each entry."""
+    def key(self, y: float, *entries: tuple[str, bool | None, str]) -> None:
+        """A legend in a row: (colour, strong, label) of each entry; dashed where `strong` is None."""
         x = 16.0
         for colour, strong, label in entries:
-            self.box(x, y - 11, 12, 12, colour, strong=strong, radius=2)
+            self.box(x, y - 11, 12, 12, colour, strong=bool(strong), dashed=strong is None, radius=2)
             self.text(x + 18, y, label, "grey", 14)
             x += 18 + text_width(label, 14) + 18
 

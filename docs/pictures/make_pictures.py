@@ -205,7 +205,7 @@ def cache(data: dict[str, Any], theme: str) -> Drawing:
             place += 1
         rows.insert(place, (path, tokens, rows[parent][2] + 1, True))
     _tree(d, 274, rows)
-    d.key(690, ("blue", False, "in the cache, once"), ("red", False, "evicted: least recently used first"))
+    d.key(690, ("blue", False, "in the cache, once"), ("red", None, "evicted: least recently used first"))
     return d
 
 

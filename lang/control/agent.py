@@ -157,17 +157,15 @@ async def _run(s: AnyState, settings: _Settings, offered: tuple[Tool, ...], task
             result = await value_of(s.call(variable, _tool_timeout(s, settings)))
             steps.append(_step(call, result, began_s))
             _raise_for(s, settings, result)
-    except CompileError:
-        raise
     except Exception as error:
-        failed = error if isinstance(error, ProgramError) else _named(s, error)
+        if isinstance(error, CompileError):
+            raise
+        failed = error
+        if not isinstance(failed, ProgramError):
+            failed = program_error(s._run.program, None, error, error_location(error))
         failed.steps, failed.messages = tuple(steps), s._branch.finished_messages()
         raise failed from failed.__cause__
     raise AssertionError("the last turn is the answer")
-
-
-def _named(s: AnyState, error: Exception) -> ProgramError:
-    return program_error(s._run.program, None, error, error_location(error))
 
 
 def _tool_timeout(s: AnyState, settings: _Settings) -> float | None:
