@@ -111,7 +111,7 @@ gen("x", max_tokens="many")  # E: No overload variant of "gen"
 gen_int("x", temperture=1)  # E: Unexpected keyword argument "temperture"
 select("c", ["a"], timeot=1)  # E: No overload variant of "select"
 plait.ask("x", temprature=1)  # E: No overload variant of "ask"
-wrong: str = plait.extract(int, "x")  # E: incompatible type
+wrong: str = plait.extract(int, "x")  # E: Incompatible types in assignment
 
 
 async def main() -> None:
