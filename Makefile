@@ -92,8 +92,9 @@ types: $(VENV)/.test  ## mypy --strict
 	$(BIN)/mypy -p plait
 
 # The pages that are made: the language reference, and what the examples print.
-docs: $(VENV)/.test  ## regenerate docs/reference.md, docs/fields.md and docs/examples.md
+docs: $(VENV)/.test  ## regenerate docs/reference.md, docs/fields.md, docs/examples.md and the pictures
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/pictures/make_pictures.py
 	$(BIN)/python docs/make_fields.py
 	$(BIN)/python docs/make_examples.py
 

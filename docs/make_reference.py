@@ -23,6 +23,7 @@ import plait.testing
 
 PAGE = Path(__file__).parent / "reference.md"
 GROUPS = {
+    "One call": "extract classify ask",
     "Programs": "function Program",
     "What is appended": "gen select gen_int gen_string separate_reasoning system user assistant "
     "system_begin system_end user_begin user_end assistant_begin assistant_end Expr Typed",

@@ -12,8 +12,8 @@ PlaitError
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from plait.lang.source_location import SourceLocation, caller_location
 from plait.runtime.errors import InputError, PlaitError
@@ -27,6 +27,8 @@ class ProgramError(PlaitError):
     `program`: its name. `variable`: the variable without a value (None: no single one). `place`: the file and line of
     the failure, or of the call that failed.
 
+    `steps` and `messages`: of a failed `plait.agent`, the calls of tools (AgentStep) and the turns until then.
+
     `__cause__` is the original exception with its traceback.
 
     >>> try: qa.run(question="?", timeout=0.001)          # doctest: +SKIP
@@ -34,6 +36,8 @@ class ProgramError(PlaitError):
     """
 
     place: SourceLocation | None = None
+    steps: Sequence[Any] = ()  # AgentStep
+    messages: Sequence[Mapping[str, str]] = ()
 
     def __init__(self, text: str, *, program: str, variable: str | None = None) -> None:
         super().__init__(text)

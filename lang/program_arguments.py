@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from plait.lang.errors import NAMES_ELSEWHERE, UNSUPPORTED_KEYWORDS, unknown_keyword
@@ -12,6 +12,13 @@ from plait.runtime.errors import InputError
 from plait.runtime.similar_names import did_you_mean
 
 RUN_KEYWORDS = ("stream", "backend", "budget")
+
+
+def named_arguments(body: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that `body(s, *args, **kwargs)` gets, defaults included, by the names of its parameters."""
+    bound = inspect.signature(body).bind(None, *args, **kwargs)
+    bound.apply_defaults()
+    return dict(list(bound.arguments.items())[1:])
 
 
 class ProgramArguments:

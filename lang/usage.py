@@ -23,6 +23,8 @@ class ProgramUsage:
       `lost_tokens`: the tokens that they generated.
     - `by_variable`: the same numbers for each variable, over all branches and samples.
 
+    `print(state.usage)` is two lines.
+
     >>> state.usage.cached_tokens / state.usage.prompt_tokens       # doctest: +SKIP
     >>> state.usage.by_variable["answer"].sampled_tokens            # doctest: +SKIP
     """
@@ -40,6 +42,17 @@ class ProgramUsage:
     queue_s: float = 0.0
     wall_s: float = 0.0
     by_variable: Mapping[str, ProgramUsage] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        """Two lines: the prompt tokens, and the generated ones. What seldom happens is only there if it did."""
+        prompt = f"{self.prompt_tokens:,} prompt tokens: "
+        prompt += f"{self.computed_tokens:,} computed, {self.cached_tokens:,} cached"
+        prompt += f", {self.recomputed_tokens:,} computed again" * (self.recomputed_tokens > 0)
+        answer = f"{self.completion_tokens:,} generated: {self.sampled_tokens:,} sampled, {self.forced_tokens:,} forced"
+        answer += f"; {self.calls} call{'s' * (self.calls != 1)} in {self.wall_s:.2f} s"
+        answer += f", {self.queue_s:.2f} s queued" * (self.queue_s >= 0.005)
+        answer += f"; {self.failed_calls} failed, {self.lost_tokens:,} tokens lost" * (self.failed_calls > 0)
+        return f"{prompt}\n{answer}"
 
 
 def total(call_segments: Iterable[CallSegment]) -> ProgramUsage:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     from plait.lang.control.beam import BeamHypothesis, beam
     from plait.lang.control.combinators import best_of, vote
     from plait.lang.control.combinators import map as map
+    from plait.lang.control.one_call import ask, classify, extract
     from plait.lang.core.derived.reasoning import separate_reasoning
     from plait.lang.core.expressions import Expr, Typed
     from plait.lang.core.primitives import gen, gen_int, gen_string
@@ -141,11 +142,14 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "UnsupportedModel",
     "adapter",
     "agent",
+    "ask",
     "assistant",
     "assistant_begin",
     "assistant_end",
     "beam",
     "best_of",
+    "classify",
+    "extract",
     "flush_cache",
     "function",
     "gen",
@@ -206,6 +210,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.core.primitives": "gen gen_int gen_string",
     "plait.lang.core.select": "image select video",
     "plait.lang.meta_info": "CallMeta GenMeta SelectMeta",
+    "plait.lang.control.one_call": "ask classify extract",
     "plait.lang.partial.values": "partial_value",
     "plait.lang.program": "function Program",
     "plait.lang.core.roles": (

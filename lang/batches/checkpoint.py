@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from plait.lang.batches.item_log import item_keys, model_name
 from plait.lang.batches.saved_runs import decode_run, encode_run
 from plait.lang.batches.saved_values import CannotSave, ValueCodec
+from plait.lang.program_arguments import named_arguments
 from plait.lang.sampling_options import Options
 from plait.lang.states.state import ProgramState
 from plait.runtime.errors import InputError
@@ -73,6 +74,7 @@ class BatchCheckpoint:
             if (line := self._done.pop(key, None)) is not None:
                 try:
                     states[index] = decode_run(self._program, client, line["run"], self._codec)
+                    states[index]._run.arguments = named_arguments(self._body, (), self._items[index])
                 except CannotSave as error:
                     warnings.warn(f"resume: item {index} runs again: its file has a value of {error}", stacklevel=3)
         return states

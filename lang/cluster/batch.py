@@ -20,6 +20,7 @@ from plait.lang.cluster.program_reference import reference_of
 from plait.lang.cluster.ray_actors import RayActors, actor_resources, connected
 from plait.lang.errors import program_error
 from plait.lang.execution.threads import MAX_AUTO_THREADS, num_workers, progress
+from plait.lang.program_arguments import named_arguments
 from plait.lang.states.state import ProgramState
 from plait.runtime.errors import InputError, PlaitError, RuntimeGone
 from plait.runtime.messages import Welcome
@@ -95,6 +96,7 @@ def _results(batch: ProgramBatch, job: Job, client: BackendClient) -> Iterator[t
     codec = ClusterCodec(program._body)
     for finished in job.run(group_items(remaining)) if remaining else ():
         state = finished_state(program.name, client, finished, codec)
+        state._run.arguments = named_arguments(program._body, (), batch.items[finished.item])
         if log is not None:
             log.record(finished.item, state)
         yield finished.item, state

@@ -1,1 +1,1 @@
-"""Patterns over forks and programs: agents, beam search, trees, votes and maps."""
+"""Patterns over forks and programs: agents, beam search, votes and maps; and single calls without a program."""

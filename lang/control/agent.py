@@ -13,8 +13,9 @@ from plait.lang.core.primitives import gen
 from plait.lang.core.roles import assistant, system, user
 from plait.lang.core.tool_use.tool_calls import ToolResult
 from plait.lang.core.waiting import finish, value_of
-from plait.lang.errors import UnreadableValue
+from plait.lang.errors import CompileError, ProgramError, UnreadableValue, program_error
 from plait.lang.program import Program
+from plait.lang.source_location import error_location
 from plait.lang.states.state import ProgramState
 from plait.lang.tools.function_tool import function_tool
 from plait.lang.tools.make_tools import ToolSource, make_tools
@@ -93,6 +94,8 @@ def agent(
     - `on_tool_error`: with "text" the model reads the error of a tool and goes on; with "raise" the program ends with a
       ProgramError whose `__cause__` is the error.
 
+    The error of an agent that fails has its `steps` so far, the one that failed included, and its `messages`.
+
     The turns are the variables "agent_1", "agent_2", ... (`name` is the text before the number). Called on the state of
     another program, `helper(s, task)`, it continues that conversation, and writes no second system turn. In an async
     program, `await helper(s, task)` does; async tools are then awaited on its event loop.
@@ -138,20 +141,30 @@ def _begin_turn(branch: Branch, settings: _Settings, offered: tuple[Tool, ...], 
 async def _run(s: AnyState, settings: _Settings, offered: tuple[Tool, ...], task: str) -> AgentRun:
     _begin(s._branch, settings, offered, task)
     steps, answer_tool = list[AgentStep](), offered[-1]
-    for turn in range(1, settings.max_turns + 1):
-        variable, is_last = _begin_turn(s._branch, settings, offered, turn)
-        call: ToolCall | None = None
-        try:
-            call = await value_of(s[variable])
-        except UnreadableValue:  # a validator rejected the arguments; the model then gets the error
-            if is_last:
-                raise
-        if call is not None and call.name == answer_tool.name:
-            s.set_var("answer", call.arguments["answer"])
-            return AgentRun(await value_of(s["answer"]), steps, "max_turns" if is_last else "answer")
-        began_s = time.monotonic()
-        result = await value_of(s.call(variable, _tool_timeout(s, settings)))
-        steps.append(_step(s, settings, call, result, began_s))
+    try:
+        for turn in range(1, settings.max_turns + 1):
+            variable, is_last = _begin_turn(s._branch, settings, offered, turn)
+            call: ToolCall | None = None
+            try:
+                call = await value_of(s[variable])
+            except UnreadableValue:  # a validator rejected the arguments; the model then gets the error
+                if is_last:
+                    raise
+            if call is not None and call.name == answer_tool.name:
+                s.set_var("answer", call.arguments["answer"])
+                return AgentRun(await value_of(s["answer"]), steps, "max_turns" if is_last else "answer")
+            began_s = time.monotonic()
+            result = await value_of(s.call(variable, _tool_timeout(s, settings)))
+            steps.append(_step(call, result, began_s))
+            _raise_for(s, settings, result)
+    except Exception as error:
+        if isinstance(error, CompileError):
+            raise
+        failed = error
+        if not isinstance(failed, ProgramError):
+            failed = program_error(s._run.program, None, error, error_location(error))
+        failed.steps, failed.messages = tuple(steps), s._branch.finished_messages()
+        raise failed from failed.__cause__
     raise AssertionError("the last turn is the answer")
 
 
@@ -160,16 +173,17 @@ def _tool_timeout(s: AnyState, settings: _Settings) -> float | None:
     return settings.tool_timeout if tracker is None else tracker.limit_timeout(settings.tool_timeout)
 
 
-def _step(
-    s: AnyState, settings: _Settings, call: ToolCall | None, result: ToolResult | None, began_s: float
-) -> AgentStep:
-    """Returns the record of a call. Raises the error of the tool where that ends the program, or BudgetExceeded."""
+def _raise_for(s: AnyState, settings: _Settings, result: ToolResult) -> None:
+    """Raises BudgetExceeded, or the error of the tool where that ends the program."""
     tracker = s._run.budget_tracker
-    assert isinstance(result, ToolResult)
     if tracker is not None and tracker.is_out_of_time():
         raise tracker.exceeded_error()
     if result.error is not None and settings.on_tool_error == "raise":
         raise result.error
+
+
+def _step(call: ToolCall | None, result: ToolResult, began_s: float) -> AgentStep:
+    """Returns the record of a call."""
     error = None if result.error is None else f"{result.error.__class__.__name__}: {result.error}"
     arguments = None if call is None else call.arguments
     return AgentStep(result.name, arguments, result.text, error, time.monotonic() - began_s)

@@ -159,6 +159,14 @@ class Branch(BranchText[Segment, Segment]):
         """Returns the turns, an open one included. Waits for their calls."""
         return [{"role": role, "content": content.text()} for role, content in self.messages()]
 
+    def finished_messages(self) -> list[dict[str, str]]:
+        """Returns the turns without the texts of calls that failed or still run. Does not wait."""
+        found = []
+        for role, turn in self.messages():
+            ended = [part for part in turn.parts if all(call.usage is not None for call in part.calls())]
+            found.append({"role": role, "content": "".join(part.text() for part in ended)})
+        return found
+
     def read_usage(self) -> ProgramUsage:
         """Returns the token counts of all calls of the program so far. Waits for them."""
         return total(self.run.call_segments())

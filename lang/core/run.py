@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.lang.budget import Budget, BudgetExceeded, BudgetTracker
@@ -40,6 +40,7 @@ class Run:
         self.ended = False  # the body has returned or raised
         self.error: ProgramError | None = None
         self.ret_value: Any = None
+        self.arguments: Mapping[str, Any] = {}  # of the program, by the names of its parameters
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
         self._call_segments: list[CallSegment] = []
@@ -217,6 +218,8 @@ class Run:
         """Stores `error`, which every later read raises, and aborts what still runs. The first error wins."""
         if self.error is None:
             self.error = error
+        elif error.steps:  # of an agent that a spent budget ended
+            self.error.steps, self.error.messages = error.steps, error.messages
         self.abort()
 
     def raise_if_failed(self) -> None:

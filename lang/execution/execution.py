@@ -17,6 +17,7 @@ from plait.lang.core.run import Run
 from plait.lang.core.waiting import finish, value_of
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.execution.dropped_states import abort_when_dropped
+from plait.lang.program_arguments import named_arguments
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import error_location
 from plait.lang.states.state import ProgramState
@@ -43,6 +44,7 @@ class Execution:
     ) -> None:
         """`item`: the number of the item in its batch."""
         self.run = Run(program, client, defaults, budget)
+        self.run.arguments = named_arguments(body, args, kwargs)
         self.branch = Branch(self.run)
         self.branch.seed_path = SeedPath.of_item(item)
         self.state = ProgramState(self.branch, is_external=True)
@@ -126,8 +128,10 @@ class Execution:
         """Stores `error` as the error of the program; of one that was aborted, that it was, in place of what a session
         said that was closed meanwhile."""
         cause = error.__cause__ if isinstance(error, ProgramError) else error
+        done = (error.steps, error.messages) if isinstance(error, ProgramError) else ((), ())
         if self.run.aborted and isinstance(cause, InputError):
             error = Aborted("the program was ended")
         if not isinstance(error, ProgramError) or error.program != self.run.program:
             error = program_error(self.run.program, None, error, error_location(error))
+        error.steps, error.messages = done
         self.run.fail(error)

@@ -13,7 +13,7 @@ from plait.lang.errors import ProgramError
 from plait.lang.meta_info import GenMeta
 from plait.lang.states.base_state import BaseState
 from plait.lang.states.fork_group import ForkGroup, JoinMode
-from plait.lang.states.pending_read import Done, Pending
+from plait.lang.states.pending_read import Done, Pending, PendingUsage
 from plait.lang.usage import ProgramUsage
 
 R = TypeVar("R")
@@ -89,8 +89,25 @@ class AsyncState(BaseState):
             return error
         return None
 
-    async def usage(self) -> ProgramUsage:
-        """Waits for all calls of the program so far, forks included, and returns their token counts."""
+    @property
+    def variables(self) -> Coroutine[Any, Any, dict[str, Any]]:
+        """`await s.variables`: name -> value of each variable; see ProgramState.variables."""
+        return Pending(self._read_variables(), "s.variables")
+
+    async def _read_variables(self) -> dict[str, Any]:
+        if self._is_external:
+            await self._wait_for_body_end()
+        with self._marking_handled_errors():
+            for variable in list(self._branch.variables.values()):
+                await variable.wait_ready()
+        return self._values()
+
+    @property
+    def usage(self) -> PendingUsage:
+        """`await s.usage`: the token counts over all calls of the program so far, forks included. Waits for them."""
+        return PendingUsage(self._read_usage(), "s.usage")
+
+    async def _read_usage(self) -> ProgramUsage:
         if self._is_external:
             await self._run.wait_for_end_async()
         for call_segment in self._run.call_segments():

@@ -82,6 +82,11 @@ class BaseState(RoleMethods):
 
     __setitem__ = set_var
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the program was called with, defaults included, by the names of its parameters."""
+        return dict(self._run.arguments)
+
     def __contains__(self, name: object) -> bool:
         """Whether variable `name` exists; its call may still be running."""
         return name in self._branch.variables
@@ -179,6 +184,11 @@ class BaseState(RoleMethods):
         if self._is_external and (awaited := awaited_name(name)) is not None:
             await self._run.wait_async(lambda: awaited in self._branch.variables)
         return self._get_variable(name)
+
+    def _values(self) -> dict[str, Any]:
+        """Returns the value of each variable. Waits for them."""
+        with self._marking_handled_errors():
+            return {name: variable.value() for name, variable in list(self._branch.variables.items())}
 
     def _get_variable(self, name: str | Typed[Any]) -> Segment:
         """Returns a variable that exists; of a typed handle, the result of its gen."""

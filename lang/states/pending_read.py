@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from plait.lang.usage import ProgramUsage
 from plait.runtime.errors import InputError
 
 T = TypeVar("T")
@@ -49,6 +51,14 @@ class Pending(Coroutine[Any, Any, T]):
                 return getattr(self.__dict__["_read"], name)
             self._read.close()
             raise AttributeError(f"{self._label} was not awaited: write (await {self._label}).{name}")
+
+
+class PendingUsage(Pending[ProgramUsage]):
+    """`s.usage` of an async program. Until 0.2 it was a method, so `await s.usage()` still works, with a warning."""
+
+    def __call__(self) -> PendingUsage:
+        warnings.warn("write `await s.usage` instead of `await s.usage()`", DeprecationWarning, stacklevel=2)
+        return self
 
 
 class Done:

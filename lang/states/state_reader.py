@@ -96,6 +96,13 @@ class StateReader(BaseState):
         return None
 
     @property
+    def variables(self) -> dict[str, Any]:
+        """Name -> value of each variable that the program generated or set, in the order of their names' first use.
+        Waits for all of them, and raises like a read of each."""
+        self._wait_for_end()
+        return self._values()
+
+    @property
     def usage(self) -> ProgramUsage:
         """Token counts over all calls of the program so far, forks included. Waits for these calls, and outside the
         body for its end."""

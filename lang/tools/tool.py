@@ -117,12 +117,22 @@ def _checked_parameters(name: str, parameters: object) -> dict[str, Any]:
 
 
 def result_text(value: Any) -> str:
-    """Returns a tool's result as the model reads it: text unchanged, anything else as JSON."""
+    """Returns a tool's result as the model reads it: text unchanged, anything else as JSON.
+
+    Raises TypeError for bytes and for objects without a text, ValueError for half of a surrogate pair.
+    """
     import msgspec
 
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"the result is {type(value).__name__}, which the model cannot read; text or data is needed")
+    if isinstance(value, str):
+        value.encode()
     return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=_encode_unknown).decode()
 
 
 def _encode_unknown(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)  # a Pydantic model
-    return dump(mode="json") if callable(dump) else str(value)
+    text = dump(mode="json") if callable(dump) else str(value)
+    if isinstance(text, str) and " at 0x" in text:
+        raise TypeError(f"the result holds a {type(value).__name__}, which has no text; text or data is needed")
+    return text

@@ -42,7 +42,9 @@ def graph_execution(
     def body(s: ProgramState) -> None:
         GraphRun(graph, arguments, s).run_to_completion()
 
-    return Execution(graph.name, body, (), {}, client, graph.defaults, checked_budget("run", budget))
+    execution = Execution(graph.name, body, (), {}, client, graph.defaults, checked_budget("run", budget))
+    execution.run.arguments = arguments
+    return execution
 
 
 class GraphRun:

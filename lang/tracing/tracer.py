@@ -32,6 +32,7 @@ def compile_body(
     """Calls `body` once, with traced values for missing arguments, and returns its graph. Raises CompileError."""
     traced_run = TracedRun(name, defaults, template)
     parameters = _add_missing_arguments(bound, traced_run)
+    traced_run.arguments = dict(list(bound.arguments.items())[1:])
     returned = _run_body(body, TracedBranch(traced_run), bound)
     problems = find_problems(traced_run)
     del returned  # kept until here: a branch that the body returns counts as used

@@ -45,7 +45,7 @@ def test_page_runs_as_printed(page, tmp_path, monkeypatch, default_runtime, caps
 
 
 def test_every_page_is_listed():
-    listed = set(re.findall(r"\]\((\w+\.md)\)", (FOLDER / "README.md").read_text()))
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (FOLDER / "README.md").read_text()))
     assert listed == {page.name for page in PAGES}
 
 

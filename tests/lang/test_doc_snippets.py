@@ -35,7 +35,7 @@ QUESTIONS = 'questions = ["Why is the sky blue?", "What is a river?"]\n'
 BODY = "@plait.function\ndef body(s):\n    s += 'Once'\n{}\nbody.run(max_tokens=24)\n"
 IN_A_BODY = "runs inside a program's body, after some text"
 SNIPPETS = {  # page: (code before its blocks, {number of a block: IN_A_BODY, or None to skip it})
-    "../README.md": ("", {1: None}),  # the second block reads a file of the reader
+    "../README.md": ('text = "12"\nPerson = int\n', {2: None}),  # the last block reads a file of the reader
     "quickstart.md": (
         QUESTIONS + "from plait import *\n@plait.function\ndef other(s, question):\n    s += user(question)\n",
         {1: IN_A_BODY, 2: IN_A_BODY, 3: IN_A_BODY, 6: IN_A_BODY},

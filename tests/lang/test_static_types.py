@@ -72,10 +72,18 @@ gen("x", max_tokens=3, regex="a", logit_bias={1: 2.0})
 gen_int("i", temperature=0)
 select("c", ["a", "b"], timeout=3)
 select("b", bool)
+number: int = plait.extract(int, "x", temperature=0, retries=1)
+numbers: list[int] = plait.extract(int, ["x"], sampling={"seed": 1})
+label: str = plait.classify("x", ["a", "b"])
+label = plait.classify("x", {"a": "the first"})
+moods: list[bool] = plait.classify(["x"], bool)
+answers: list[str] = plait.ask(["x"], instructions="Be short.", max_tokens=5)
+words: dict[str, object] = ask.run("why").variables | ask.run("why").arguments
 
 
 async def main() -> None:
     await later.arun("why", seed=1)
+    calls: int = (await (await later.arun("why", stream=True)).usage).calls
     await later.arun_batch([{"question": word} for word in ("a", "b")], max_concurrency=2)
     (await later.arun("why", stream=True)).stream("x")
 """
@@ -102,6 +110,8 @@ gen("x", type=int, temperture=1)  # E: No overload variant of "gen"
 gen("x", max_tokens="many")  # E: No overload variant of "gen"
 gen_int("x", temperture=1)  # E: Unexpected keyword argument "temperture"
 select("c", ["a"], timeot=1)  # E: No overload variant of "select"
+plait.ask("x", temprature=1)  # E: No overload variant of "ask"
+wrong: str = plait.extract(int, "x")  # E: Incompatible types in assignment
 
 
 async def main() -> None:

@@ -17,11 +17,17 @@ from plait.runtime.errors import InputError
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch
 
+ANSWER_TOKENS = 256  # that a result leaves free for the turns after it
+MAX_ERROR_CHARS = 2000  # of an error's message, for the model
+
 
 @dataclass(frozen=True)
 class ToolResult:
     """The result of a tool: its `value`, or the `error` it raised. `text` is what the model reads. `call` is None if a
-    validator of the argument types rejected the arguments, so that the tool did not run."""
+    validator of the argument types rejected the arguments, so that the tool did not run.
+
+    A value that is no text or data, or that does not fit into the context, is an error: of type TypeError, ValueError.
+    """
 
     name: str
     call: ToolCall | None
@@ -47,9 +53,11 @@ async def _call_tool(
     if isinstance(result, ToolCall):
         call, function = result, _function_of(name, result)
         try:
-            result = _succeeded(call, await value_of(run(call.name, function, call.arguments, timeout)))
+            value = await value_of(run(call.name, function, call.arguments, timeout))
+            result = ToolResult(call.name, call, value, None, result_text(value))
+            _check_fits(branch, variable, result.text)
         except Exception as error:
-            result = _failed(call, error)
+            result = _failed(call.name, call, error)
     return None if result is None else _append_result(branch, name, variable, result)
 
 
@@ -87,15 +95,24 @@ def _parse_call(name: str, variable: Segment, timeout: float | None = None) -> T
         if not isinstance(error.__cause__, Exception) or found is None or not found.is_complete:
             raise
         rejection = error.__cause__
-        return ToolResult(found.name, None, None, rejection, f"Error: {type(rejection).__name__}: {rejection}")
+        return _failed(found.name, None, rejection)
 
 
-def _succeeded(call: ToolCall, value: Any) -> ToolResult:
-    return ToolResult(call.name, call, value, None, result_text(value))
+def _check_fits(branch: Branch, variable: Segment, text: str) -> None:
+    """Raises ValueError if `text`, after the call in `variable`, leaves no room in the context for an answer. Where the
+    client has no tokenizer, nothing is checked."""
+    client, (call, *_) = branch.run.client, variable.calls()
+    if call.usage is None or not client.takes_token_ids:
+        return
+    length = client.model.context_length
+    room = length - call.usage.prompt_tokens - call.usage.completion_tokens - min(ANSWER_TOKENS, length // 4)
+    if len(text.encode()) > room and (size := len(client.tokenizer.encode_plain(text))) > room:
+        raise ValueError(f"the result is too long: {size:,} tokens, and {max(room, 0):,} fit; ask for less")
 
 
-def _failed(call: ToolCall, error: Exception) -> ToolResult:
-    return ToolResult(call.name, call, None, error, f"Error: {type(error).__name__}: {error}")
+def _failed(name: str, call: ToolCall | None, error: Exception) -> ToolResult:
+    message = str(error)[:MAX_ERROR_CHARS].encode(errors="replace").decode()
+    return ToolResult(name, call, None, error, f"Error: {type(error).__name__}: {message}")
 
 
 def _append_result(branch: Branch, name: str, variable: Segment, result: ToolResult) -> ToolResult:

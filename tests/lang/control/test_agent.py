@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from typing import Annotated
 
 import pydantic
 import pytest
+from scripted_scheduler import Gate
 from tool_examples import call_text
 
 import plait
-from plait import Budget, Tool, user
+from plait import Budget, Tool, gen, user
+from plait.runtime.errors import CallFailed
 from plait.runtime.messages import Generate
 from plait.testing import Scripted, call
 
@@ -150,6 +153,7 @@ def test_tokens_of_the_budget_limit_the_turns(script):
     with pytest.raises(plait.ProgramError) as raised:
         helper.run("?", budget=Budget(tokens=3 * tokens))
     assert isinstance(raised.value.__cause__, plait.BudgetExceeded)
+    assert len(raised.value.steps) >= 2 and raised.value.messages[1] == {"role": "user", "content": "?"}
 
 
 def test_agent_continues_the_conversation_of_another_program(script):
@@ -262,3 +266,120 @@ def test_rejected_answer_in_an_async_program(script):
     script(rejected)
     with pytest.raises(plait.ProgramError, match="thirteen"):
         main.run(1)
+
+
+def broken() -> str:
+    """Fails."""
+    raise LookupError("no such town")
+
+
+def test_failed_agent_has_its_steps_and_messages(script):
+    script(call_text("population", town="Rome"), call_text("broken"))
+    helper = plait.agent("You know towns.", [population, broken], on_tool_error="raise")
+    with pytest.raises(plait.ProgramError, match="LookupError: no such town") as raised:
+        helper.run("How many?")
+    error = raised.value
+    assert [(step.tool, step.result, step.error) for step in error.steps] == [
+        ("population", "2800", None),
+        ("broken", "Error: LookupError: no such town", "LookupError: no such town"),
+    ]
+    assert [message["role"] for message in error.messages][-2:] == ["assistant", "user"]
+    assert error.messages[1]["content"] == "How many?" and "broken" in error.messages[-2]["content"]
+    copied = copy.deepcopy(error)
+    assert copied.steps == error.steps and copied.messages == error.messages
+
+
+def test_agent_whose_call_fails_has_its_steps_too(backend, script):
+    outcomes = iter([call_text("population", town="Rome"), CallFailed("the machine burns")])
+    backend.scheduler.answer = lambda prompt, request: next(outcomes)
+    state = plait.agent("", [population]).run_batch([{"task": "?"}])[0]
+    error = state.error()
+    assert "the machine burns" in str(error) and [step.result for step in error.steps] == ["2800"]
+    assert [message["content"] for message in error.messages][-2:] == ["Result of population: 2800", ""]
+
+
+def test_agent_that_spends_its_budget_has_its_steps(script):
+    script(call_text("population", town="Rome"), call_text("hang"))
+    with pytest.raises(plait.ProgramError) as raised:
+        plait.agent("", [population, hang]).run("?", budget=Budget(seconds=1))
+    assert isinstance(raised.value.__cause__, plait.BudgetExceeded)
+    assert [step.tool for step in raised.value.steps] == ["population", "hang"]
+
+
+def test_program_that_catches_the_error_of_an_agent_sees_its_steps(script):
+    script(call_text("broken"))
+    helper = plait.agent("", [broken], on_tool_error="raise")
+
+    @plait.function
+    def program(s):
+        try:
+            helper(s, "?")
+        except plait.ProgramError as error:
+            return [step.tool for step in error.steps]
+
+    @plait.function
+    async def program_async(s):
+        try:
+            await helper(s, "?")
+        except plait.ProgramError as error:
+            return [step.tool for step in error.steps]
+
+    assert program.run().ret_value == program_async.run().ret_value == ["broken"]
+
+
+class Picture:
+    """An object without a text."""
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (b"\x89PNG", "TypeError: the result is bytes, which the model cannot read; text or data is needed"),
+        ([Picture()], "TypeError: the result holds a Picture, which has no text; text or data is needed"),
+        ("\ud83d", "UnicodeEncodeError: "),
+        ("long " * 300_000, "ValueError: the result is too long: 1,500,000 tokens, and "),
+    ],
+)
+def test_result_that_the_model_cannot_read_is_an_error_for_it(script, value, error):
+    def fetch():
+        return value
+
+    script(call_text("fetch"), call_text("final_answer", answer="none"))
+    state = plait.agent("", [fetch]).run("?")
+    (step,) = state.ret_value.steps
+    assert state["answer"] == "none" and step.error.startswith(error)
+    assert state.messages()[3]["content"].startswith(f"Result of fetch: Error: {error}")
+
+
+def test_long_error_of_a_tool_is_cut(script):
+    def fetch() -> str:
+        raise ValueError("x" * 3_000_000 + "\ud83d")
+
+    script(call_text("fetch"), call_text("final_answer", answer="none"))
+    state = plait.agent("", [fetch]).run("?")
+    assert state["answer"] == "none" and len(state.ret_value.steps[0].result) < 2100
+
+
+def test_agent_that_another_branch_ends_has_its_steps(backend):
+    gate = Gate("y" * 190)
+
+    def release() -> str:
+        """Lets the other branch spend the budget."""
+        gate.open()
+        return "released"
+
+    turns = iter([call_text("population", town="Rome"), call_text("release")])
+    backend.scheduler.answer = lambda prompt, request: gate if prompt.endswith("side:") else next(turns)
+
+    @plait.function
+    def program(s):
+        s += "x"
+        (side,) = s.fork(1)
+        side += "side:" + gen("side")
+        assert gate.reached.wait(60)
+        plait.agent("", [population, release])(s, "?")
+
+    with pytest.raises(plait.ProgramError) as raised:
+        program.run(budget=Budget(tokens=200))
+    assert isinstance(raised.value.__cause__, plait.BudgetExceeded)
+    assert [step.result for step in raised.value.steps] == ["2800"]

@@ -34,7 +34,7 @@ def test_every_read_inside_an_async_program_is_awaited(backend):
             "text": await s.text(),
             "messages": await s.messages(),
             "meta": (await s.get_meta_info("number"))["finish_reason"]["type"],
-            "calls": (await s.usage()).calls,
+            "calls": (await s.usage).calls,
             "error": await s.error(),
             "sync": await s.sync(),
         }
