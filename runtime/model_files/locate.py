@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.host.user_folders import cache_folder
 from plait.runtime.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files.fingerprint import SUFFIXES
 
@@ -188,12 +189,6 @@ def assemble(model: PyPIModel) -> Path:
             "another folder in XDG_CACHE_HOME"
         ) from error
     return target
-
-
-def cache_folder() -> Path:
-    """The folder `plait` in the user's cache (XDG Base Directory Specification)."""
-    cache_home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache_home) if Path(cache_home).is_absolute() else Path.home() / ".cache") / "plait"
 
 
 def _part(model: PyPIModel, package: str, file: str) -> Path:
