@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from plait.host.terminal import shows_bars
 from plait.lang.daemon_threads import DaemonThreads
 from plait.runtime.errors import InputError
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_AUTO_THREADS = 64
 MAX_THREADS = 4096
+LINE_INTERVAL_S = 10.0  # between two lines about a batch in a log
 
 
 def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
@@ -48,9 +53,15 @@ def iter_in_order(executions: Sequence[Execution], workers: int, progress_bar: b
 
 @contextmanager
 def progress(total: int, enabled: bool) -> Iterator[Callable[..., None]]:
-    """Shows a progress bar for `total` items, if enabled. Yields what to call after each item, in any thread."""
+    """Shows a progress bar for `total` items, if enabled; in a log, where no bar can move, a line now and then.
+
+    Yields what to call after each item, in any thread.
+    """
     if not enabled:
         yield lambda *_: None
+        return
+    if not shows_bars():
+        yield _line_writer(total)
         return
     from tqdm import tqdm
 
@@ -62,3 +73,19 @@ def progress(total: int, enabled: bool) -> Iterator[Callable[..., None]]:
                 bar.update(1)
 
         yield step
+
+
+def _line_writer(total: int) -> Callable[..., None]:
+    """Returns what counts an item, and writes at most one line in LINE_INTERVAL_S to standard error."""
+    lock, started = threading.Lock(), time.monotonic()
+    done, written_at = 0, started
+
+    def step(*_: object) -> None:
+        nonlocal done, written_at
+        with lock, contextlib.suppress(OSError, ValueError):  # standard error may be closed
+            done, now = done + 1, time.monotonic()
+            if now - written_at >= LINE_INTERVAL_S:
+                written_at = now
+                print(f"plait: {done} of {total} items, after {now - started:.0f} s", file=sys.stderr, flush=True)
+
+    return step
