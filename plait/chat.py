@@ -124,7 +124,8 @@ def _piped_prompt() -> str:
 
 def _reader(keeps_history: bool) -> Callable[[], str | None]:
     """Returns a function that reads a line of the terminal, with editing. It returns None at the end of the input."""
-    prompt, keep = styled("> ", "cyan", sys.stdout), _keep_nothing
+    prompt = styled("> ", "cyan", sys.stdout)
+    keep: Callable[[str], None] = _keep_nothing
     try:
         import readline
     except ImportError:  # not available on every system
