@@ -1,4 +1,4 @@
-"""Files, links and anchors named in the documentation exist; the reading paths of architecture.md keep their length."""
+"""Files, links and anchors of the pages exist, the map has every page, reading paths keep their length."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+MAP = ROOT / "docs" / "README.md"  # and the navigation of `make site`
 FOLDERS = "plait|lang|runtime|constrained|kernels|tests|benchmarks|examples|docs"
 PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)`")
 READING_PATH = re.compile(r"<!-- path: (\w+), at most (\d+) -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -23,7 +24,7 @@ def reading_paths() -> dict[str, tuple[int, list[str]]]:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_named_on_a_page_exists(page: Path) -> None:
     assert [path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()] == []
 
@@ -41,7 +42,7 @@ def anchors(page: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_page_names_a_file_and_one_of_its_headings(page: Path) -> None:
     wrong = []
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
@@ -52,6 +53,11 @@ def test_every_link_to_a_page_names_a_file_and_one_of_its_headings(page: Path) -
         if not target.exists() or (anchor and anchor not in anchors(target)):
             wrong.append(link)
     assert wrong == []
+
+
+def test_the_map_has_each_page_once() -> None:
+    listed = [(MAP.parent / link).resolve() for link in re.findall(r"^- \[[^\]]*\]\(([^)]*)\)", MAP.read_text(), re.M)]
+    assert sorted(listed) == PAGES
 
 
 def test_the_reading_paths_are_these() -> None:
