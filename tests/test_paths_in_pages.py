@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,12 @@ def test_every_link_to_a_page_names_a_file_and_one_of_its_headings(page: Path) -
     assert wrong == []
 
 
-def test_the_map_has_each_page_once() -> None:
-    listed = [(MAP.parent / link).resolve() for link in re.findall(r"^- \[[^\]]*\]\(([^)]*)\)", MAP.read_text(), re.M)]
-    assert sorted(listed) == PAGES
+def test_the_map_and_the_navigation_made_from_it_have_each_page_once() -> None:
+    navigation = runpy.run_path(str(ROOT / "docs" / "site" / "conf.py"))["navigation"]()
+    names = ["README" if name == "self" else name[1:] for name in re.findall(r"^.+ <(.*)>$", navigation, re.MULTILINE)]
+    assert sorted(ROOT / f"{name}.md" for name in names) == PAGES
+    captions = re.findall(r"^:caption: (.*)$", navigation, re.MULTILINE)
+    assert captions == re.findall(r"^## (.*)$", MAP.read_text(), re.MULTILINE) and captions[-1] == "Engineering records"
 
 
 def test_the_reading_paths_are_these() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import subprocess
 import sys
 
 import pytest
@@ -200,3 +201,39 @@ def test_figures_of_an_answer():
     meta["finish_reason"] = {"type": "length", "matched": None}
     text = "(11 tokens, cut (--max-tokens), 5.0 a second; prompt: 7 computed, 20 from the cache)"
     assert chat_module._figures(meta) == text
+
+
+# -- on a terminal --------------------------------------------------------------------------------
+
+ON_A_TERMINAL = """
+import os, sys
+os.login_tty(int(sys.argv[1]))
+import plait
+from scripted_scheduler import Gate, ScriptedBackend
+from plait.cli import main
+backend = ScriptedBackend()
+backend.script(("slow" + sys.argv[2], Gate("never", early="on and")), default="a\\x1bb")
+plait.set_default_backend(backend)
+sys.exit(main(["chat"]))
+"""
+
+
+def test_a_terminal_has_colours_and_ctrl_c_ends_an_answer_only(state_home):
+    terminal, other_side = os.openpty()
+    environment = os.environ | {"TERM": "xterm", "NO_COLOR": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-P", "-c", ON_A_TERMINAL, str(other_side), ASSISTANT]
+    process = subprocess.Popen(command, env=environment, pass_fds=[other_side])
+    os.close(other_side)
+    output, seen = "", 0
+    try:
+        for expected, typed in (("> ", "slow\n"), ("on and", "\3"), ("> ", "hi\n"), ("cache)", ""), ("> ", "\4")):
+            while expected not in output[seen:]:  # ends by the test's time limit
+                output += os.read(terminal, 4096).decode(errors="replace")
+            seen = output.index(expected, seen) + len(expected)
+            os.write(terminal, typed.encode())
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+    assert "\x1b[36m> \x1b[0m" in output and "\r\na␛b\r\n\x1b[2m(3 tokens" in output
