@@ -224,16 +224,22 @@ def test_a_terminal_has_colours_and_ctrl_c_ends_an_answer_only(state_home):
     command = [sys.executable, "-P", "-c", ON_A_TERMINAL, str(other_side), ASSISTANT]
     process = subprocess.Popen(command, env=environment, pass_fds=[other_side])
     os.close(other_side)
-    output, seen = "", 0
+    output, seen = b"", 0
     try:
-        for expected, typed in (("> ", "slow\n"), ("on and", "\3"), ("> ", "hi\n"), ("cache)", ""), ("> ", "\4")):
+        for expected, typed in (
+            (b"> ", b"slow\n"),
+            (b"on and", b"\3"),
+            (b"> ", b"hi\n"),
+            (b"cache)", b""),
+            (b"> ", b"\4"),
+        ):
             while expected not in output[seen:]:  # ends by the test's time limit
-                output += os.read(terminal, 4096).decode(errors="replace")
+                output += os.read(terminal, 4096)
             seen = output.index(expected, seen) + len(expected)
-            os.write(terminal, typed.encode())
+            os.write(terminal, typed)
         assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()
         os.close(terminal)
-    assert "\x1b[36m> \x1b[0m" in output and "\r\na␛b\r\n\x1b[2m(3 tokens" in output
+    assert b"\x1b[36m> \x1b[0m" in output and "\r\na␛b\r\n\x1b[2m(3 tokens".encode() in output
