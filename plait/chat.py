@@ -125,7 +125,7 @@ def _piped_prompt() -> str:
 def _reader(keeps_history: bool) -> Callable[[], str | None]:
     """Returns a function that reads a line of the terminal, with editing. It returns None at the end of the input."""
     prompt = styled("> ", "cyan", sys.stdout)
-    keep: Callable[[str], None] = _keep_nothing
+    keep: Callable[[str], object] | None = None
     try:
         import readline
     except ImportError:  # not available on every system
@@ -133,7 +133,7 @@ def _reader(keeps_history: bool) -> Callable[[], str | None]:
     else:
         readline.parse_and_bind("tab: self-insert")
         prompt = re.sub("(\x1b\\[[0-9]+m)", "\x01\\1\x02", prompt)  # marks what takes no room on the line
-        keep = _history(readline.add_history) if keeps_history else keep
+        keep = _history(readline.add_history) if keeps_history else None
 
     def read() -> str | None:
         try:
@@ -144,41 +144,32 @@ def _reader(keeps_history: bool) -> Callable[[], str | None]:
         except KeyboardInterrupt:  # at the prompt: drops the line
             print()
             return ""
-        if line:
-            keep(line)
+        if line and keep is not None:
+            with contextlib.suppress(OSError):  # a full disk
+                keep(line)
         return line
 
     return read
 
 
-def _keep_nothing(line: str) -> None:
-    """What keeps a line where no history is kept."""
-
-
-def _history(add: Callable[[str], None]) -> Callable[[str], None]:
+def _history(add: Callable[[str], None]) -> Callable[[str], object] | None:
     """Passes the lines of earlier chats to `add`, the newest last. Returns what keeps a line for later ones.
 
-    They are in a file that this user alone can read. Where it cannot be used, a message says so.
+    They are in a file that this user alone can read. Where it cannot be used, a message says so, and None is returned.
     """
     try:
         path = state_folder() / HISTORY
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.close(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-        with open(open_private(path, os.O_RDWR), "r+b") as file:
-            lines = file.read().splitlines(keepends=True)
-            if len(lines) > 2 * MAX_HISTORY:
-                file.seek(0)
-                file.writelines(lines[-MAX_HISTORY:])
-                file.truncate()
+        fd = open_private(path, os.O_RDWR | os.O_APPEND)  # open until the process ends
+        lines = os.pread(fd, os.fstat(fd).st_size, 0).splitlines(keepends=True)
+        if len(lines) > 2 * MAX_HISTORY:
+            os.ftruncate(fd, 0)
+            os.write(fd, b"".join(lines[-MAX_HISTORY:]))
     except (OSError, RuntimeError) as error:
         print(f"plait: the history is not kept: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
-        return _keep_nothing
+        return None
     for line in lines[-MAX_HISTORY:]:
         add(line.decode(errors="replace").rstrip("\r\n"))
-
-    def keep(line: str) -> None:
-        with contextlib.suppress(OSError), open(open_private(path, os.O_WRONLY | os.O_APPEND), "ab") as file:
-            file.write(f"{line}\n".encode(errors="surrogateescape"))
-
-    return keep
+    return lambda line: os.write(fd, f"{line}\n".encode(errors="surrogateescape"))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Literal
 
 from plait.host.terminal import shows_bars
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 MAX_AUTO_THREADS = 64
 MAX_THREADS = 4096
-LINE_INTERVAL_S = 10.0  # between two lines about a batch in a log
 
 
 def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
@@ -59,33 +57,24 @@ def progress(total: int, enabled: bool) -> Iterator[Callable[..., None]]:
     """
     if not enabled:
         yield lambda *_: None
-        return
-    if not shows_bars():
-        yield _line_writer(total)
-        return
-    from tqdm import tqdm
+    elif shows_bars():
+        from tqdm import tqdm
 
+        with tqdm(total=total, unit="item") as bar:
+            yield _locked(lambda: bar.update(1))
+    else:
+        from plait.runtime.process.runtime import PlainLines
+
+        lines, done = PlainLines(time.monotonic()), count(1)
+        yield _locked(lambda: lines.show((n := next(done)) / total, f"{n} of {total} items"))
+
+
+def _locked(step: Callable[[], object]) -> Callable[..., None]:
+    """Returns a function that calls `step` in one thread at a time, and takes any arguments."""
     lock = threading.Lock()
-    with tqdm(total=total, unit="item") as bar:
 
-        def step(*_: object) -> None:
-            with lock:
-                bar.update(1)
+    def locked(*_: object) -> None:
+        with lock:
+            step()
 
-        yield step
-
-
-def _line_writer(total: int) -> Callable[..., None]:
-    """Returns what counts an item, and writes at most one line in LINE_INTERVAL_S to standard error."""
-    lock, started = threading.Lock(), time.monotonic()
-    done, written_at = 0, started
-
-    def step(*_: object) -> None:
-        nonlocal done, written_at
-        with lock, contextlib.suppress(OSError, ValueError):  # standard error may be closed
-            done, now = done + 1, time.monotonic()
-            if now - written_at >= LINE_INTERVAL_S:
-                written_at = now
-                print(f"plait: {done} of {total} items, after {now - started:.0f} s", file=sys.stderr, flush=True)
-
-    return step
+    return locked

@@ -7,10 +7,9 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping
-from typing import Literal, TextIO
+from typing import TextIO
 
-Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
-STYLES: dict[Style, str] = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+STYLES = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}  # Unicode's pictures of them
 _VISIBLE |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
@@ -29,8 +28,8 @@ def shows_bars() -> bool:
     return is_terminal(sys.stderr) or "ipykernel" in sys.modules
 
 
-def styled(text: str, style: Style, stream: TextIO) -> str:
-    """Returns the text in a colour or weight, or as it is where `stream` shows none.
+def styled(text: str, style: str, stream: TextIO) -> str:
+    """Returns the text in a style of STYLES, or as it is where `stream` shows none.
 
     That is: no terminal, the variable NO_COLOR is not empty (no-color.org), or TERM is "dumb" or missing.
 
@@ -45,17 +44,16 @@ def styled(text: str, style: Style, stream: TextIO) -> str:
 def print_facts(facts: Mapping[str, object]) -> None:
     """Prints one line per fact to standard output. A terminal has them wrapped, and the names green, or yellow at a
     Concern."""
-    width, columns = max(map(len, facts)) + 2, None
-    if is_terminal(sys.stdout):
-        columns = shutil.get_terminal_size().columns
-        width = width if 2 * width <= columns else 2  # a narrow terminal has names on lines of their own
+    width = max(map(len, facts)) + 2
     for name, value in facts.items():
-        text = shown(str(value), sys.stdout)
-        if columns is not None:
-            lines = textwrap.wrap(text, max(16, columns - width), break_on_hyphens=False, break_long_words=False)
-            text = f"\n{' ' * width}".join(lines)
-        gap = " " * (width - len(name)) if len(name) < width else "\n" + " " * width
-        print(styled(name, "yellow" if isinstance(value, Concern) else "green", sys.stdout) + gap + text)
+        text = shown(f"{name:<{width}}{value!s}", sys.stdout)
+        if is_terminal(sys.stdout):
+            columns = shutil.get_terminal_size().columns
+            indent = " " * min(width, columns // 2)
+            text = textwrap.fill(
+                text, columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+            )
+        print(styled(name, "yellow" if isinstance(value, Concern) else "green", sys.stdout) + text[len(name) :])
 
 
 def shown(text: str, stream: TextIO) -> str:

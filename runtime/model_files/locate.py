@@ -164,13 +164,18 @@ def package_folders(package: str) -> list[Path]:
     return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
 
 
+def assembled_path(model: PyPIModel) -> Path:
+    """The model's file in the user's cache, which may not exist yet."""
+    return cache_folder() / model.sha256[:16] / model.file
+
+
 def assemble(model: PyPIModel) -> Path:
     """The model's file in the user's cache, assembled from the packages if it is not there yet.
 
     Raises ModelNotFound if a package is missing or the cache is not writable, CorruptModel if the result differs
     from the published one.
     """
-    target = cache_folder() / model.sha256[:16] / model.file
+    target = assembled_path(model)
     if target.is_file() and target.stat().st_size == model.num_bytes:
         return target
     parts = [_part(model, package, file) for package, file in model.parts]

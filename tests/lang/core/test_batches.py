@@ -11,8 +11,8 @@ from sample_programs import qa
 
 import plait
 from plait import gen
-from plait.lang.execution import threads
 from plait.runtime.messages import Generate
+from plait.runtime.process import runtime as process
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -78,9 +78,10 @@ def test_progress_bar_counts_items(backend, monkeypatch):
 def test_a_log_has_a_line_now_and_then_and_no_bar(backend, monkeypatch, capsys):
     qa.run_batch([{"question": "q"}] * 4, progress_bar=True)
     assert capsys.readouterr().err == "", "a short batch says nothing"
-    monkeypatch.setattr(threads, "LINE_INTERVAL_S", 0)
+    for name in ("LINES_DELAY_S", "LINE_INTERVAL_S"):
+        monkeypatch.setattr(process, name, -1)
     qa.run_batch([{"question": "q"}] * 2, progress_bar=True)
-    assert capsys.readouterr().err == "plait: 1 of 2 items, after 0 s\nplait: 2 of 2 items, after 0 s\n"
+    assert capsys.readouterr().err == "plait: 1 of 2 items, after 0 s [50%]\nplait: 2 of 2 items, after 0 s [100%]\n"
 
 
 def test_system_exit_is_the_error_of_its_item(backend):
