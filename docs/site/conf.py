@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+OUTSIDE = re.compile(
+    r"""<(?:script|img|source|iframe|video)\b[^>]*\ssrc(?:set)?\s*=\s*["']?\s*(?:https?:)?//"""
+    r"""|<link\b[^>]*\shref\s*=\s*["']?\s*(?:https?:)?//|(?:url\(|@import)\s*["']?\s*(?:https?:)?//"""
+)
 MAP = ROOT / "docs" / "README.md"
 
 project = html_title = "plait"
@@ -61,7 +65,18 @@ def copy_pictures(app: Any, error: Exception | None) -> None:
     (Path(app.outdir) / "index.html").write_text(f'{first}<a href="{root_doc}.html">plait</a>\n')
 
 
+def check_resources(app: Any, error: Exception | None) -> None:
+    """Ends the build with an error if a page or its styles would load something from another host."""
+    from sphinx.errors import ExtensionError
+
+    files = (path for path in Path(app.outdir).rglob("*") if path.suffix in (".html", ".css", ".svg"))
+    for path in files if error is None else ():
+        if loaded := OUTSIDE.search(path.read_text()):
+            raise ExtensionError(f"{path} loads something from another host: {loaded[0]:.200}")
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("source-read", add_navigation)
     app.connect("build-finished", copy_pictures)
+    app.connect("build-finished", check_resources)
