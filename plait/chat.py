@@ -115,9 +115,10 @@ def _figures(meta: Any) -> str:
 
 def _piped_prompt() -> str:
     """Reads the whole input. Raises InputError if it is not UTF-8."""
-    content = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
+    stream = getattr(sys.stdin, "buffer", sys.stdin)
+    content = "" if stream is None else stream.read()
     try:
-        return content.decode().strip()
+        return (content.decode() if isinstance(content, bytes) else str(content)).strip()
     except UnicodeDecodeError as error:
         raise plait.InputError(f"the input is not UTF-8 ({error.reason} at byte {error.start})") from None
 
@@ -137,7 +138,9 @@ def _reader(keeps_history: bool) -> Callable[[], str | None]:
 
     def read() -> str | None:
         try:
-            line = input(prompt).strip()
+            line = (
+                input(prompt).strip().encode(errors="surrogateescape").decode(errors="replace")
+            )  # bytes of no character
         except EOFError:
             print()
             return None
@@ -172,4 +175,4 @@ def _history(add: Callable[[str], None]) -> Callable[[str], object] | None:
         return None
     for line in lines[-MAX_HISTORY:]:
         add(line.decode(errors="replace").rstrip("\r\n"))
-    return lambda line: os.write(fd, f"{line}\n".encode(errors="surrogateescape"))
+    return lambda line: os.write(fd, f"{line}\n".encode())

@@ -87,6 +87,12 @@ def test_interrupt_stops_the_answer_and_not_the_chat(backend, monkeypatch, capsy
     assert backend.scheduler.open_sessions() == 0
 
 
+def test_a_byte_that_is_no_character_does_not_end_the_chat(backend, monkeypatch, capsys):
+    backend.scheduler.answer = lambda prompt, request: "seen" if "a\ufffd" in prompt else "not seen"
+    assert chat(monkeypatch, "a\udcff\n") == 0
+    assert capsys.readouterr().out == f"{HELP}seen\n\n"
+
+
 def test_chat_ends_quietly_when_its_output_is_closed(backend, monkeypatch, capsys):
     class Closed(io.StringIO):
         def write(self, text):
@@ -138,7 +144,9 @@ def test_one_answer_that_fails_is_an_exit_code(backend, monkeypatch, capsys):
     assert piped(monkeypatch, b"\xff\xfe\n") == 1
     assert "the input is not UTF-8 (invalid start byte at byte 0)" in capsys.readouterr().err
     assert piped(monkeypatch, b" \n") == 1
-    assert "the prompt is empty" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", None)  # closed
+    assert main(["chat"]) == 1
+    assert capsys.readouterr().err == "plait: InputError: the prompt is empty\n" * 2
 
 
 def test_escape_sequences_of_the_model_reach_a_file_but_no_terminal(backend, monkeypatch, capsys):
