@@ -16,7 +16,10 @@ MAP = ROOT / "docs" / "README.md"
 
 project = html_title = "plait"
 html_theme = "furo"
-html_theme_options = {"top_of_page_buttons": []}
+html_theme_options = {  # the heading that a link leads to
+    "light_css_variables": {"color-highlight-on-target": "#eef2f8"},
+    "dark_css_variables": {"color-highlight-on-target": "#21262d"},
+}
 html_static_path = ["static"]
 html_css_files = ["plait.css"]
 html_copy_source = html_show_sphinx = html_show_copyright = False
