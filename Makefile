@@ -8,6 +8,7 @@ AGENTS := .venv-agents
 OLDER_CLIENTS := .venv-older-clients
 AI_SDK := tests/clients/server/ai_sdk
 AUDIT := .venv-audit
+SITE := .venv-site
 TRITON_OLDEST := .venv-triton-oldest
 TRITON_NEWEST := .venv-triton-newest
 AUDITOR := pip-audit==2.10.1
@@ -21,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL_OPTIONS := --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test quick suite check schemathesis faults clients agents audit lint types kernels kernels-triton docs hooks clean
+.PHONY: help run test quick suite check schemathesis faults clients agents audit lint types kernels kernels-triton docs site hooks clean
 
 run: $(VENV)/.run  ## install plait and a small model, run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py
@@ -98,12 +99,16 @@ docs: $(VENV)/.test  ## regenerate docs/reference.md, docs/fields.md, docs/examp
 	$(BIN)/python docs/make_fields.py
 	$(BIN)/python docs/make_examples.py
 
+# Sphinx in an environment of its own. A link without a target is an error.
+site: $(SITE)/.made  ## build the pages as a site with a search, build/site/index.html
+	$(SITE)/bin/sphinx-build --fail-on-warning --quiet --conf-dir docs/site --doctree-dir build/site-doctrees . build/site
+
 hooks: $(VENV)/.test  ## run the checks of `make lint`, and of the message, before each commit
 	$(PIP) install pre-commit==4.7.0
 	$(BIN)/pre-commit install --hook-type pre-commit --hook-type commit-msg
 
 clean:  ## remove the virtual environments and build folders
-	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(OLDER_CLIENTS) $(AI_SDK)/node_modules $(AGENTS) $(AUDIT) $(TRITON_OLDEST) $(TRITON_NEWEST) build *.egg-info .path/*.egg-info
+	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(OLDER_CLIENTS) $(AI_SDK)/node_modules $(AGENTS) $(AUDIT) $(SITE) $(TRITON_OLDEST) $(TRITON_NEWEST) build *.egg-info .path/*.egg-info
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -158,6 +163,11 @@ $(AGENTS)/.made: tests/agents/package-lock.json tests/agents/requirements.txt
 	cd $(AGENTS)/node_modules/opencode-ai && node postinstall.mjs
 	$(PYTHON) -m venv $(AGENTS)/python
 	$(AGENTS)/python/bin/python -m pip --disable-pip-version-check --quiet install $(INSTALL_OPTIONS) -r tests/agents/requirements.txt
+	touch $@
+
+$(SITE)/.made: docs/site/requirements.txt
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip --disable-pip-version-check --quiet install -r $<
 	touch $@
 
 $(AUDIT)/.made: Makefile

@@ -23,6 +23,10 @@ from server_comparison.table import markdown
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 420, 70, 160, 36, 52
 COLOURS = ("#1f6feb", "#d1570a", "#2da44e", "#8250df", "#bf3989", "#57606a")
+DARK = (
+    '<style>@media (prefers-color-scheme: dark) { [fill="white"] { fill: #161b22 } [fill="#24292f"] { fill: #d1d7e0 } '
+    '[stroke="#e3e6ea"] { stroke: #30363d } }</style>'
+)
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 BEGIN, END = "<!-- figures of a report: benchmarks/plots.py -->", "<!-- end of figures -->"
 
@@ -70,6 +74,7 @@ def chart(title: str, x_name: str, y_name: str, lines: Lines, log_x: bool) -> st
     up = Axis(y_name, _round_numbers(min(ys), max(ys)), HEIGHT - BOTTOM, TOP, True)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
              f'font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+             DARK,
              _text(LEFT, 20, title, size=14)]  # fmt: skip
     parts += _grid(across, up)
     names = sorted(lines, key=lambda name: -lines[name][-1][1])

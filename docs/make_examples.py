@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ ORDER = [
 ]
 INTRO = """# Examples
 
-Every example is a file of less than 120 lines in [`examples/`](../examples), and the tests run all of them. This page
+Every example is a file of less than 120 lines in `examples/`, and the tests run all of them. This page
 shows their output with the embedded model, SmolLM2-135M, a very small model: the answers have the right format, but are
 often wrong. `plait run examples/judge.py` runs an example, `plait run --model MODEL examples/judge.py` with another
 model. `make docs` generates this page.
@@ -33,8 +34,9 @@ model. `make docs` generates this page.
 def main(names: list[str]) -> None:
     page = ROOT / "docs" / "examples.md"
     sections = dict.fromkeys(ORDER, "")
-    for part in page.read_text().split("\n## [")[1:] if page.exists() else ():
-        sections[part.partition("]")[0]] = f"## [{part.rstrip()}\n"
+    parts = re.split(rf"\n## ({'|'.join(ORDER)})\n", page.read_text() if page.exists() else "")
+    for name, text in zip(parts[1::2], parts[2::2], strict=True):
+        sections[name] = f"## {name}\n{text.rstrip()}\n"
     for name in names or ORDER:
         sections[name] = _section(name)
     page.write_text("\n".join([INTRO, *(sections[name] for name in ORDER)]))
@@ -47,7 +49,8 @@ def _section(name: str) -> str:
     with contextlib.redirect_stdout(printed):
         runpy.run_path(str(path), run_name="__main__")
     print(name)
-    return f"## [{name}](../examples/{name}.py)\n\n{description}\n\n```\n{printed.getvalue().strip()}\n```\n"
+    source = f"[`examples/{name}.py`](../examples/{name}.py)"
+    return f"## {name}\n\n{source}: {description}\n\n```\n{printed.getvalue().strip()}\n```\n"
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def batch_command(options: argparse.Namespace) -> int:
         cluster=_cluster(options),
         target=target,
         num_threads=options.num_threads,
-        progress_bar=sys.stderr.isatty(),
+        progress_bar=True,
         sampling={name: value for name in SAMPLING if (value := getattr(options, name)) is not None},
     )
     text = f"plait: {num_lines} lines in {options.output}"

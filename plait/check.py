@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import plait
+from plait.host.terminal import print_facts, shown, styled
 
 if TYPE_CHECKING:
     from plait.runtime.config import EngineConfig, ModelBackend, WeightFormat
@@ -45,12 +46,10 @@ def check(
             lines |= _weights(path, weights)
     except (plait.ModelError, plait.InputError) as error:
         failure = error
-    width = max(len(name) for name in lines)
-    for name, value in lines.items():
-        print(f"{name:<{width}}  {value}")
+    print_facts(lines)
     if failure is None:
         return 0
-    print(f"plait: {failure}", file=sys.stderr)
+    print(styled(shown(f"plait: {failure}", sys.stderr), "red", sys.stderr), file=sys.stderr)
     return 1
 
 

@@ -17,8 +17,10 @@ from typing import Any
 
 import plait
 from plait.batch import add_batch_options, batch_command
+from plait.cache import add_cache_options, cache_command
 from plait.check import check
 from plait.deploy import add_deploy_options, deploy_command
+from plait.host.terminal import shown, styled
 from plait.launch import add_launch_options, launch_command
 from plait.runtime.similar_names import did_you_mean
 from plait.serve import add_model_option, add_serve_options, serve_command
@@ -94,10 +96,13 @@ def _parser() -> argparse.ArgumentParser:
     add_batch_options(batch)
     batch.set_defaults(command=_batch)
 
-    talk = commands.add_parser("chat", help="talk to the model; /quit or Ctrl-D ends it")
+    talk = commands.add_parser("chat", help="talk to the model, or answer one question")
     _add_model(talk)
     talk.add_argument("--system", metavar="TEXT", help="the system message")
     talk.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0: greedy")
+    talk.add_argument("--max-tokens", type=int, default=512, metavar="N", help="of an answer; default: 512")
+    talk.add_argument("-p", "--prompt", metavar="TEXT", help="print the answer to TEXT alone; -: to the whole input")
+    talk.add_argument("--no-history", action="store_true", help="keep no history of the lines typed")
     talk.set_defaults(command=_chat)
 
     server = commands.add_parser("serve", help="serve the model over HTTP to clients of common APIs")
@@ -122,6 +127,10 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("tensor-parallel-size", "pipeline-parallel-size", "weights", "backend"):
         add_model_option(machine, name)
     machine.set_defaults(command=_check)
+
+    files = commands.add_parser("cache", help="list the files that plait keeps for later starts, or remove them")
+    add_cache_options(files)
+    files.set_defaults(command=cache_command, model=None)
     return parser
 
 
@@ -174,7 +183,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _fail(message: str) -> int:
-    print(f"plait: {message}", file=sys.stderr)
+    print(styled(shown(f"plait: {message}", sys.stderr), "red", sys.stderr), file=sys.stderr)
     return 1
 
 
@@ -278,7 +287,8 @@ def _chat(options: argparse.Namespace) -> int:
     from plait.lang.backends.default_backend import configure_embedded
 
     configure_embedded(**_runtime_settings(options))
-    return chat(options.system, options.temperature)
+    sampling = {"temperature": options.temperature, "max_tokens": options.max_tokens}
+    return chat(options.prompt, options.system, not options.no_history, **sampling)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Files, links and anchors named in the documentation exist; the reading paths of architecture.md keep their length."""
+"""Files, links and anchors of the pages exist, the map has every page, reading paths keep their length."""
 
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+MAP = ROOT / "docs" / "README.md"  # and the navigation of `make site`
 FOLDERS = "plait|lang|runtime|constrained|kernels|tests|benchmarks|examples|docs"
 PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)`")
 READING_PATH = re.compile(r"<!-- path: (\w+), at most (\d+) -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -23,7 +25,7 @@ def reading_paths() -> dict[str, tuple[int, list[str]]]:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_named_on_a_page_exists(page: Path) -> None:
     assert [path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()] == []
 
@@ -41,7 +43,7 @@ def anchors(page: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_page_names_a_file_and_one_of_its_headings(page: Path) -> None:
     wrong = []
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
@@ -52,6 +54,14 @@ def test_every_link_to_a_page_names_a_file_and_one_of_its_headings(page: Path) -
         if not target.exists() or (anchor and anchor not in anchors(target)):
             wrong.append(link)
     assert wrong == []
+
+
+def test_the_map_and_the_navigation_made_from_it_have_each_page_once() -> None:
+    navigation = runpy.run_path(str(ROOT / "docs" / "site" / "conf.py"))["navigation"]()
+    names = ["README" if name == "self" else name[1:] for name in re.findall(r"^.+ <(.*)>$", navigation, re.MULTILINE)]
+    assert sorted(ROOT / f"{name}.md" for name in names) == PAGES
+    captions = re.findall(r"^:caption: (.*)$", navigation, re.MULTILINE)
+    assert captions == re.findall(r"^## (.*)$", MAP.read_text(), re.MULTILINE) and captions[-1] == "Engineering records"
 
 
 def test_the_reading_paths_are_these() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Literal
 
+from plait.host.terminal import shows_bars
 from plait.lang.daemon_threads import DaemonThreads
 from plait.runtime.errors import InputError
 
@@ -48,17 +51,30 @@ def iter_in_order(executions: Sequence[Execution], workers: int, progress_bar: b
 
 @contextmanager
 def progress(total: int, enabled: bool) -> Iterator[Callable[..., None]]:
-    """Shows a progress bar for `total` items, if enabled. Yields what to call after each item, in any thread."""
+    """Shows a progress bar for `total` items, if enabled; in a log, where no bar can move, a line now and then.
+
+    Yields what to call after each item, in any thread.
+    """
     if not enabled:
         yield lambda *_: None
-        return
-    from tqdm import tqdm
+    elif shows_bars():
+        from tqdm import tqdm
 
+        with tqdm(total=total, unit="item") as bar:
+            yield _locked(lambda: bar.update(1))
+    else:
+        from plait.runtime.process.runtime import PlainLines
+
+        lines, done = PlainLines(time.monotonic()), count(1)
+        yield _locked(lambda: lines.show((n := next(done)) / total, f"{n} of {total} items"))
+
+
+def _locked(step: Callable[[], object]) -> Callable[..., None]:
+    """Returns a function that calls `step` in one thread at a time, and takes any arguments."""
     lock = threading.Lock()
-    with tqdm(total=total, unit="item") as bar:
 
-        def step(*_: object) -> None:
-            with lock:
-                bar.update(1)
+    def locked(*_: object) -> None:
+        with lock:
+            step()
 
-        yield step
+    return locked

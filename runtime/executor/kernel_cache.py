@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plait.host.terminal import Concern
 from plait.kernels.cpu.compiler.object_code import cache_folder, readable_folder
 from plait.kernels.cpu.precompile import KERNELS
 
@@ -23,4 +24,4 @@ def describe_kernel_cache() -> str:
     if (folder := readable_folder()) is not None and not is_missing:
         return f"read from {folder}, which cannot be written"
     reason = "the user's cache folder cannot be written, or belongs to another user, or others may write there"
-    return f"not kept, so every start compiles them: {reason}; set XDG_CACHE_HOME to a folder of your own"
+    return Concern(f"not kept, so every start compiles them: {reason}; set XDG_CACHE_HOME to a folder of your own")

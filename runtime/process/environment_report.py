@@ -6,6 +6,7 @@ import os
 import platform
 from importlib import metadata
 
+from plait.host.terminal import Concern
 from plait.kernels.packed_support import describe_packed_weights
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
@@ -42,7 +43,7 @@ def report() -> dict[str, str]:
     try:
         require_torch("`plait check`")
     except InputError as error:
-        return lines | _lines_without_torch() | versions | {"torch": str(error)}
+        return lines | _lines_without_torch() | versions | {"torch": Concern(error)}
     return lines | _torch_lines() | versions
 
 
@@ -62,9 +63,9 @@ def _torch_lines() -> dict[str, str]:
 
 
 def _lines_without_torch() -> dict[str, str]:
-    unused_gpu = f"; for the NVIDIA GPU: {GPU_INSTALL}" if has_nvidia_driver() else ""
+    device = f"cpu ({num_threads()} threads of {os.cpu_count()} processors)"
     return {
-        "device": f"cpu ({num_threads()} threads of {os.cpu_count()} processors){unused_gpu}",
+        "device": Concern(f"{device}; for the NVIDIA GPU: {GPU_INSTALL}") if has_nvidia_driver() else device,
         "dtype": resolve_dtype_name("auto", "cpu"),
         "kernels: packed weights": describe_packed_weights("cpu"),
         "kernels: other weights": "none: torch cannot be imported",

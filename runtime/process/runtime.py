@@ -19,6 +19,7 @@ import msgspec
 
 from plait.host.child_process import ChildProcess, last_line
 from plait.host.group_signals import blocked_for_child
+from plait.host.terminal import shows_bars
 from plait.runtime import errors
 from plait.runtime.config import EngineConfig, engine_config
 from plait.runtime.model_files.locate import locate_model
@@ -44,9 +45,8 @@ class Runtime:
     """Starts a runtime process. `Runtime.connect(runtime.address)` uses it from another process.
 
     model_path: a GGUF file, a folder of safetensors, or a Hugging Face id; None is the embedded model.
-    progress: True shows a progress bar while loading, False nothing. None shows the bar on a terminal, and elsewhere
-        writes lines to standard error if kernels are compiled or loading takes longer than some seconds. A function
-        is called with these lines.
+    progress: False shows nothing. Else a bar shows on a terminal and in a notebook, and elsewhere lines on standard
+        error if kernels are compiled or loading takes longer than some seconds. A function is called with them.
     start_timeout_s: time limit for starting, in seconds.
     meanwhile: called while the process loads, for work that the program can do in parallel, such as slow imports.
     settings, all optional: backend ("auto", "plait", "transformers"), device ("auto", "cpu", "cuda", ...), dtype
@@ -247,9 +247,9 @@ def startup_display(progress: Progress, started: float) -> StartupDisplay:
     """Returns the display for `Runtime(progress=...)`. `started`: when the start began, in monotonic seconds."""
     if callable(progress):
         return PlainLines(started, progress)
-    if progress is None:
-        return ProgressBar(started) if sys.stderr is not None and sys.stderr.isatty() else PlainLines(started)
-    return ProgressBar(started) if progress else StartupDisplay()
+    if progress is False:
+        return StartupDisplay()
+    return ProgressBar(started) if shows_bars() else PlainLines(started)
 
 
 class ProgressBar(StartupDisplay):

@@ -46,7 +46,7 @@ def test_weights_reach_the_default_runtime(command, backend, tmp_path, monkeypat
     import plait.lang.backends.default_backend as backends
 
     monkeypatch.setattr(backends, "_embedded_settings", {})
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi"))
     arguments = [write_program(tmp_path, "")] if command == "run" else []
     assert main([command, "--weights", "int8", *arguments]) == 0
     assert backends._embedded_settings == {"weights": "int8"}

@@ -1,12 +1,10 @@
-"""docs/reference.md is up to date, the tutorial runs on the embedded model, and links lead to existing files."""
+"""Generated pages are up to date, and the tutorial runs on the embedded model."""
 
 from __future__ import annotations
 
 import re
 import runpy
 from pathlib import Path
-
-import pytest
 
 import plait
 
@@ -41,12 +39,3 @@ def test_the_tutorial_runs(runtime, tmp_path, capsys):
     assert "Review(product=" in output and "total {" in output and "7 euros." in names["state"].text()
     prompt_tokens = re.search(r"(\d+) of (\d+) prompt tokens were not computed again", output)
     assert prompt_tokens and int(prompt_tokens[1]) > 0
-
-
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
-def test_relative_links_lead_to_existing_files(page):
-    for target in re.findall(
-        r"\]\(([^)#]+?)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    ):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target

@@ -62,7 +62,8 @@ def seen(state):
     return state.text(), state["answer"], state.ret_value, state["note"]
 
 
-def test_results_are_those_of_a_local_batch(cluster, local, tmp_path, capsys):
+def test_results_are_those_of_a_local_batch(cluster, local, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("plait.lang.execution.threads.shows_bars", lambda: True)
     items = [{"number": number} for number in range(8)]
     items[3] |= {"then": "raise"}
     how = {"seed": 11, "temperature": 1.0, "return_logprob": True, "top_logprobs_num": 2}

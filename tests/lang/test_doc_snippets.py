@@ -53,11 +53,21 @@ SNIPPETS = {  # page: (code before its blocks, {number of a block: IN_A_BODY, or
         {},
     ),
     "seeing.md": (REVIEW, {}),
+    "from-sglang.md": ("", {}),
     "constraints.md": (
         'from plait import assistant, gen, user\nquestion = "6 * 7?"\n'
         'schema = {"type": "object", "properties": {"n": {"type": "integer"}}}\n',
         {7: IN_A_BODY, 8: IN_A_BODY},
     ),
+}
+RUN_ELSEWHERE = {"tutorial.md", "testing.md", "ray.md", "programs-api.md"}
+EXAMPLES_OF_DOCSTRINGS = {"reference.md"}  # no test runs them
+NOT_RUN = {  # page: numbers of the blocks that no test runs; they need other models, files or services, and compile
+    "../README.md": [1],
+    "adapters.md": [0],
+    "backends.md": [0],
+    "models.md": [0, 1, 2],
+    "server.md": [0, 2],  # a test of the server runs block 1
 }
 CHECKS_AFTER = {  # page: code that runs after its blocks
     "typed-values.md": "state = describe.run('Ada was born in 1815.')\nassert isinstance(state['person'].born, date)\n"
@@ -90,3 +100,16 @@ def test_python_blocks_of_a_page_run(engine, tmp_path, monkeypatch, page):
         assert "plait" in runpy.run_path(str(tmp_path / "page.py"))
     finally:
         plait.set_default_backend(None)
+
+
+def test_every_page_with_python_is_run_or_named_here():
+    pages = {page for page in DOCS.rglob("*.md") if "```python\n" in page.read_text() and page.parent.name != "how-to"}
+    names = {str(page.relative_to(DOCS)) for page in pages} | {"../README.md"}
+    assert names == SNIPPETS.keys() | RUN_ELSEWHERE | EXAMPLES_OF_DOCSTRINGS | NOT_RUN.keys()
+    skipped = {
+        page: [number for number, place in places.items() if place is None] for page, (_, places) in SNIPPETS.items()
+    }
+    assert {page: numbers for page, numbers in skipped.items() if numbers} == {"../README.md": NOT_RUN["../README.md"]}
+    for page, numbers in NOT_RUN.items():
+        for number in numbers:
+            compile(python_blocks(page)[number], page, "exec")

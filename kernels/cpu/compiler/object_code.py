@@ -20,6 +20,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from plait.host.private_file import is_private, open_private
+from plait.host.user_folders import kernel_folder
 from plait.kernels.cpu import isa
 from plait.kernels.cpu.compiler.compile_cache import SOURCE_HASH
 
@@ -32,10 +33,7 @@ _ENGINES: list[Any] = []  # own the machine code, which is never freed
 
 
 def cache_folder() -> Path | None:
-    """Returns the folder of compiled kernels, or None if there is none that this user alone can write.
-
-    It lies in the folder that PLAIT_KERNEL_CACHE_DIR names, else in the user's cache (XDG_CACHE_HOME, or ~/.cache).
-    """
+    """Returns the folder of compiled kernels, or None if there is none that this user alone can write."""
     folder = readable_folder()
     return folder if folder is not None and os.access(folder, os.W_OK) else None
 
@@ -43,7 +41,7 @@ def cache_folder() -> Path | None:
 def readable_folder() -> Path | None:
     """Returns the folder of compiled kernels even if it can only be read, as in an image; None if others may write."""
     try:
-        folder = _folder_path()
+        folder = kernel_folder()
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -51,14 +49,6 @@ def readable_folder() -> Path | None:
     except (OSError, RuntimeError):  # a read-only machine, or one without a home folder
         return None
     return folder if stat.S_ISDIR(status.st_mode) and is_private(status) else None
-
-
-def _folder_path() -> Path:
-    configured = os.environ.get("PLAIT_KERNEL_CACHE_DIR") or os.environ.get("NUMBA_CACHE_DIR")  # the name until 0.3
-    if configured:
-        return Path(configured) / "plait-kernels"
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (cache_home if cache_home.is_absolute() else Path.home() / ".cache") / "plait" / "kernels"
 
 
 def cache_path(name: str, *depends_on: object) -> Path | None:

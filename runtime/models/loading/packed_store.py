@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from plait.host.terminal import Concern
 from plait.kernels.cpu.gemm import packed_weights
 from plait.kernels.cpu.gemm.layouts import LAYOUTS
 from plait.kernels.cpu.gemm.packed_weights import PackedPair, PackedWeight
@@ -218,7 +219,7 @@ def describe(checkpoint: Checkpoint, weight_format: WeightFormat) -> str:
     except DamagedFile as error:
         return f"the next start packs them again: {error}"
     except (UnusableFolder, OSError) as error:
-        return f"not kept on disk: {error}"
+        return Concern(f"not kept on disk: {error}")
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
 
 import pytest
@@ -10,6 +12,7 @@ from sample_programs import qa
 import plait
 from plait import gen
 from plait.runtime.messages import Generate
+from plait.runtime.process import runtime as process
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -60,11 +63,25 @@ def test_at_most_num_threads_items_run_at_once(backend, threads, concurrency):
     assert most <= concurrency
 
 
-def test_progress_bar_counts_items(backend, capsys):
-    qa.run_batch([{"question": "q"}] * 4, progress_bar=True)
-    assert "4/4" in capsys.readouterr().err
+def test_progress_bar_counts_items(backend, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     qa.run_batch([{"question": "q"}] * 4)
-    assert capsys.readouterr().err == ""
+    assert terminal.getvalue() == ""
+    qa.run_batch([{"question": "q"}] * 4, progress_bar=True)
+    assert "4/4" in terminal.getvalue()
+
+
+def test_a_log_has_a_line_now_and_then_and_no_bar(backend, monkeypatch, capsys):
+    qa.run_batch([{"question": "q"}] * 4, progress_bar=True)
+    assert capsys.readouterr().err == "", "a short batch says nothing"
+    for name in ("LINES_DELAY_S", "LINE_INTERVAL_S"):
+        monkeypatch.setattr(process, name, -1)
+    qa.run_batch([{"question": "q"}] * 2, progress_bar=True)
+    assert capsys.readouterr().err == "plait: 1 of 2 items, after 0 s [50%]\nplait: 2 of 2 items, after 0 s [100%]\n"
 
 
 def test_system_exit_is_the_error_of_its_item(backend):

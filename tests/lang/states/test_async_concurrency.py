@@ -68,7 +68,8 @@ def test_plain_programs_hold_no_thread_while_they_wait(backend):
     assert [state["answer"] for state in run(main())] == ["x"] * 300
 
 
-def test_max_concurrency_and_progress_bar(backend, capsys):
+def test_max_concurrency_and_progress_bar(backend, monkeypatch, capsys):
+    monkeypatch.setattr("plait.lang.execution.threads.shows_bars", lambda: True)
     most, now = [0], [0]
 
     @plait.function

