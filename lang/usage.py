@@ -41,6 +41,12 @@ class ProgramUsage:
     wall_s: float = 0.0
     by_variable: Mapping[str, ProgramUsage] = field(default_factory=dict, repr=False)
 
+    def _repr_html_(self) -> str:
+        """Returns the numbers as a table for notebooks."""
+        from plait.lang.display.states import usage_html  # lazy: few programs need it
+
+        return usage_html(self)
+
 
 def total(call_segments: Iterable[CallSegment]) -> ProgramUsage:
     """Waits for the calls and returns the sum of their usage."""

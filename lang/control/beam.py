@@ -13,6 +13,7 @@ import msgspec
 from plait.lang.core.expressions import Expr, Gen
 from plait.lang.core.results import GenResult, TextSegment
 from plait.lang.core.waiting import finish, value_of
+from plait.lang.display.shown_list import ShownList
 from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
 from plait.lang.states.async_state import AsyncState
@@ -251,7 +252,7 @@ class BeamSearch:
 
     def hypotheses(self) -> list[BeamHypothesis]:
         """Returns the texts that are kept, best first."""
-        return [kept.hypothesis for kept in self._kept]
+        return ShownList(kept.hypothesis for kept in self._kept)
 
     def tokens_of_best(self) -> list[int] | None:
         """Returns the tokens of the best text, without the one that ended it; None if a stop string cut it."""

@@ -66,6 +66,7 @@ class Branch(BranchText[Segment, Segment]):
 
     def abort(self, reason: str) -> None:
         """Ends the session and the calls of this branch and of its forks at once."""
+        self.run.ended_branches.setdefault(self.branch_id, reason)
         for child in list(self._children):
             child.abort(reason)
         for call_segment in (*_call_segments_in(self.segments[self._num_inherited_segments :]), *self._joined_calls):

@@ -108,5 +108,11 @@ class Graph:
 
         return as_text(self)
 
+    def _repr_html_(self) -> str:
+        """Returns the steps as HTML for notebooks, the branches of a fork side by side."""
+        from plait.lang.display.tables import graph_html
+
+        return graph_html(self)
+
     def __repr__(self) -> str:
         return f"<graph of plait program {self.name!r}: {len(self.nodes)} steps on {len(self.branch_parents)} branches>"

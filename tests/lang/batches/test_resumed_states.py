@@ -89,7 +89,7 @@ def test_resumed_item_gives_everything_that_a_fresh_one_gives(backend, tmp_path)
     assert state["seen"]["colours"] == {Colour.RED} and state["leaf"] == [[" fine.", " fine."]]
     assert len(state.get_meta_info("mood")["choice_scores"]) == 2
     assert state["tint"] is Colour.RED and state.text_of("tint") == "red"
-    assert state.show(trace) == trace and trace.read_text().count('class="span"') == state.usage.calls
+    assert state.show(trace) == trace and trace.read_text().count('<details class="call ') == state.usage.calls
     with pytest.raises(plait.PlaitError, match="the program has ended"):
         state._append(plait.lang.core.expressions.as_expr("more"))
 

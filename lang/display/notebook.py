@@ -1,0 +1,107 @@
+"""Displays in the notebook that this process serves, if there is one. IPython is used where it is loaded already."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from plait.lang.display.html import box, fragment
+from plait.lang.display.traces import sections
+from plait.lang.spans.call_spans import collect_runs, trace_of
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.core.run import Run
+
+_REST = 4  # after an update, at least so many times its own duration passes until the next one
+MAX_LIVE_RUNS = 50  # the last ones of a block; a batch can have thousands
+
+
+class Html:
+    """What a notebook shows as HTML, and other readers as text."""
+
+    def __init__(self, html: str) -> None:
+        self._html = html
+
+    def _repr_html_(self) -> str:
+        return self._html
+
+    def __repr__(self) -> str:
+        return "<a trace of plait>"
+
+
+def show_html(make: Callable[[], str], **options: Any) -> Any:
+    """Shows what `make` returns. Returns the handle of the display (True if it has none), or None outside a notebook.
+    `options`: of IPython's `display`."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if getattr(shell, "kernel", None) is None:  # no IPython, or one in a terminal
+        return None
+    from IPython.display import display
+
+    return display(Html(make()), **options) or True
+
+
+@contextmanager
+def live(interval_s: float = 0.25) -> Iterator[None]:
+    """In a notebook, shows the programs that run inside the block while they run: their branches and calls over time,
+    tokens by cause, and texts as they are generated. Outside a notebook nothing is shown.
+
+    The display is updated in place, at most once every `interval_s` seconds (at least 0.05), in a thread of its own. It
+    has the last 50 programs of the block. Tokens of gens with `return_logprob=True` are coloured by their probability.
+    Raises InputError for another interval.
+
+    >>> with plait.live():                                              # doctest: +SKIP
+    ...     states = qa.run_batch(questions)
+    """
+    if isinstance(interval_s, bool) or not isinstance(interval_s, int | float) or not 0.05 <= interval_s <= 60:
+        raise InputError(f"live: interval_s must be from 0.05 to 60 seconds, not {interval_s!r:.40}")
+    with collect_runs() as runs:
+        handle = show_html(lambda: _runs_html([]), display_id=True)
+        if handle is None:
+            yield
+            return
+        display = _LiveDisplay(handle, runs, interval_s)
+        thread = threading.Thread(target=display.keep_up_to_date, name="plait live display", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            display.is_over.set()
+            if not display.is_running():
+                thread.join()
+
+
+class _LiveDisplay:
+    """Updates one display. `is_over`: no more runs begin; it ends with those that still run."""
+
+    def __init__(self, handle: Any, runs: list[Run], interval_s: float) -> None:
+        self._handle, self._runs, self._interval_s = handle, runs, interval_s
+        self.is_over = threading.Event()
+
+    def is_running(self) -> bool:
+        return any(run.progress() == "running" for run in list(self._runs))
+
+    def keep_up_to_date(self) -> None:
+        """Updates until the block is over and its last run has ended."""
+        shown, is_last = _runs_html([]), False
+        while not is_last:
+            is_last, began_s = self.is_over.is_set() and not self.is_running(), time.monotonic()
+            html = _runs_html(list(self._runs))
+            if html != shown:
+                self._handle.update(Html(html))
+                shown = html
+            pause_s = max(self._interval_s, _REST * (time.monotonic() - began_s))
+            if not is_last and self.is_over.wait(pause_s) and self.is_running():
+                time.sleep(pause_s)
+
+
+def _runs_html(runs: Sequence[Run]) -> str:
+    earlier = len(runs) - MAX_LIVE_RUNS
+    note = box("soft", f"{earlier:,} earlier programs are not shown", tag="p") if earlier > 0 else ""
+    traces = [trace_of(run) for run in runs[-MAX_LIVE_RUNS:]]
+    return fragment(note, sections(traces) if traces else '<p class="soft">waiting for a program</p>')
