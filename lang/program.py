@@ -268,7 +268,7 @@ class Program(Generic[P]):
         concurrency = checked_concurrency(max_concurrency)
         client = self._client("arun_batch", backend, batch.options) if batch.items else None
         executions = [] if client is None else batch.executions(client, batch.items)
-        return ShownList(await run_all_async(executions, concurrency, progress_bar))
+        return ShownList("states", await run_all_async(executions, concurrency, progress_bar))
 
     def compile(self, *args: Any, backend: Backend | None = None, **kwargs: Any) -> Graph:
         """Checks the program and returns its graph: its texts, gens, selects, forks and joins, and the flow of values.

@@ -66,12 +66,12 @@ class ProgramBatch:
     def run(self, backend: Backend | Cluster | None, progress_bar: bool) -> list[ProgramState]:
         """Runs the items that are not in the log. Returns the states of all, in order."""
         if isinstance(backend, Cluster):
-            return ShownList(self.iter_states(backend, progress_bar))
+            return ShownList("states", self.iter_states(backend, progress_bar))
         client = self.program._client("run_batch", backend, self.options)
         states = {} if self.log is None else dict(self.log.begin(client))
         left = [index for index in self.items if index not in states]
         states |= zip(left, self.run_here(self.executions(client, left), progress_bar), strict=True)
-        return ShownList(states[index] for index in self.items)
+        return ShownList("states", (states[index] for index in self.items))
 
     def run_here(self, executions: Sequence[Execution], progress_bar: bool) -> list[ProgramState]:
         """Runs items, for a caller without an event loop. Returns their states in order."""

@@ -43,9 +43,9 @@ class ProgramUsage:
 
     def _repr_html_(self) -> str:
         """Returns the numbers as a table for notebooks."""
-        from plait.lang.display.states import usage_html  # lazy: few programs need it
+        from plait.lang.display.render import fragment  # lazy: few programs need it
 
-        return usage_html(self)
+        return fragment("usage", self)
 
 
 def total(call_segments: Iterable[CallSegment]) -> ProgramUsage:

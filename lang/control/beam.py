@@ -252,7 +252,7 @@ class BeamSearch:
 
     def hypotheses(self) -> list[BeamHypothesis]:
         """Returns the texts that are kept, best first."""
-        return ShownList(kept.hypothesis for kept in self._kept)
+        return ShownList("beams", (kept.hypothesis for kept in self._kept))
 
     def tokens_of_best(self) -> list[int] | None:
         """Returns the tokens of the best text, without the one that ended it; None if a stop string cut it."""

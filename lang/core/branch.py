@@ -164,6 +164,10 @@ class Branch(BranchText[Segment, Segment]):
         """Returns the token counts of all calls of the program so far. Waits for them."""
         return total(self.run.call_segments())
 
+    def usage_so_far(self) -> ProgramUsage:
+        """Returns the token counts of the calls of the program that have ended. Does not wait."""
+        return total(call_segment for call_segment in self.run.call_segments() if call_segment.ended_s)
+
     def abort_variable(self, name: str | None, variable: Segment | None) -> None:
         """Ends the call of a variable; without one, all calls of the program."""
         self.run.abort() if variable is None else variable.abort()

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from plait.lang.display.html import box, fragment
-from plait.lang.display.traces import sections
+from plait.lang.display.render import fragment
 from plait.lang.spans.call_spans import collect_runs, trace_of
 from plait.runtime.errors import InputError
 
@@ -102,6 +101,5 @@ class _LiveDisplay:
 
 def _runs_html(runs: Sequence[Run]) -> str:
     earlier = len(runs) - MAX_LIVE_RUNS
-    note = box("soft", f"{earlier:,} earlier programs are not shown", tag="p") if earlier > 0 else ""
-    traces = [trace_of(run) for run in runs[-MAX_LIVE_RUNS:]]
-    return fragment(note, sections(traces) if traces else '<p class="soft">waiting for a program</p>')
+    note = f"{earlier:,} earlier programs are not shown" if earlier > 0 else "" if runs else "waiting for a program"
+    return fragment("traces", [trace_of(run) for run in runs[-MAX_LIVE_RUNS:]], note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, SupportsIndex, TypeVar, overload
 
 T = TypeVar("T")
@@ -10,23 +11,21 @@ T = TypeVar("T")
 class ShownList(list[T]):
     """A list that a notebook shows as a table; a part of it is one too."""
 
+    def __init__(self, macro: str, items: Iterable[T]) -> None:
+        """`macro`: the display of the list, "states" or "beams"."""
+        super().__init__(items)
+        self._macro = macro
+
     @overload
     def __getitem__(self, index: SupportsIndex) -> T: ...
     @overload
     def __getitem__(self, index: slice) -> ShownList[T]: ...
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
-        return ShownList(found) if isinstance(index, slice) else found
+        return ShownList(self._macro, found) if isinstance(index, slice) else found
 
-    def _repr_html_(self) -> str | None:
-        """Returns a table for notebooks; None for a list that has come to hold other things."""
-        from plait.lang.control.beam import BeamHypothesis  # lazy: few programs need them
-        from plait.lang.display.states import states_html
-        from plait.lang.display.tables import beams_html
-        from plait.lang.states.base_state import BaseState
+    def _repr_html_(self) -> str:
+        """Returns a table for notebooks."""
+        from plait.lang.display.render import fragment  # lazy: few programs need it
 
-        if self and all(isinstance(item, BaseState) for item in self):
-            return states_html(self)  # type: ignore[arg-type]
-        if self and all(isinstance(item, BeamHypothesis) for item in self):
-            return beams_html(self)  # type: ignore[arg-type]
-        return None
+        return fragment(self._macro, self)

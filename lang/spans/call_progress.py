@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -20,6 +21,17 @@ class ShownToken(NamedTuple):
     text: str
     logprob: float | None
     others: Sequence[tuple[str, float]] = ()
+
+    @property
+    def level(self) -> int:
+        """The range of its probability, from 0 (below 5%) to 4 (90% and more)."""
+        return sum(math.exp(self.logprob or 0.0) >= bound for bound in (0.05, 0.2, 0.5, 0.9))
+
+    @property
+    def odds(self) -> str:
+        """Its probability, and the likeliest other tokens with theirs."""
+        others = (f"{text!r} {math.exp(logprob):.1%}" for text, logprob in self.others if text != self.text)
+        return ", ".join([f"{math.exp(self.logprob or 0.0):.1%}", *others])
 
 
 class CallProgress(NamedTuple):

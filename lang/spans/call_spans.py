@@ -46,6 +46,11 @@ class Span:
     state: CallState = "done"
     tokens: Sequence[ShownToken] = ()  # with their probabilities, if the call has them
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that were generated."""
+        return self.sampled_tokens + self.forced_tokens + self.lost_tokens
+
 
 @dataclass(frozen=True)
 class Trace:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.lang.display.notebook import show_html
-from plait.lang.display.traces import page_html, traces_html
+from plait.lang.display.render import fragment, page
 from plait.lang.spans.call_spans import Trace, trace_of
 from plait.runtime.errors import InputError
 
@@ -30,7 +30,7 @@ def checked_path(where: str, path: str | Path) -> Path:
 def write_traces(runs: Iterable[Run], path: Path) -> None:
     """Waits for the runs and writes their traces to one file."""
     traces = [_whole_trace(run) for run in runs]
-    path.write_text(page_html(traces) if path.suffix == ".html" else _perfetto(traces), encoding="utf-8")
+    path.write_text(page(traces) if path.suffix == ".html" else _perfetto(traces), encoding="utf-8")
 
 
 def show(run: Run, path: str | Path | None) -> Path | None:
@@ -38,7 +38,7 @@ def show(run: Run, path: str | Path | None) -> Path | None:
     outside a notebook, opens a temporary page in a browser."""
     if path is not None:
         target = checked_path("show", path)
-    elif show_html(lambda: traces_html([_whole_trace(run)])) is not None:
+    elif show_html(lambda: fragment("traces", [_whole_trace(run)])) is not None:
         return None
     else:
         with tempfile.NamedTemporaryFile("w", prefix="plait-", suffix=".html", delete=False) as file:

@@ -40,10 +40,10 @@ class ForkGroup(Generic[S]):
 
     def _repr_html_(self) -> str:
         """Returns the branches side by side as HTML for notebooks, as far as their texts are there."""
-        from plait.lang.display.states import fork_html  # lazy: few programs need it
+        from plait.lang.display.render import fragment  # lazy: few programs need it
 
         self.src_state._run.check_has_run()
-        return fork_html(self)
+        return fragment("forks", self.src_state._branch, self._branches, self._fork_point.num_segments)
 
     def cancel(self) -> None:
         """Ends the calls of all branches at once; see `cancel` of a state. The program continues without them."""
@@ -102,7 +102,7 @@ class ForkGroup(Generic[S]):
     def __getitem__(self, index: int | slice) -> S | list[S]:
         if isinstance(index, str):
             raise InputError(f"a group has branches, not variables: read forks[i][{index!r}], or join() and read s")
-        return ShownList(self.states[index]) if isinstance(index, slice) else self.states[index]
+        return ShownList("states", self.states[index]) if isinstance(index, slice) else self.states[index]
 
     def __setitem__(self, index: int, state: S) -> None:
         """Exists for `forks[i] += ...` only. A branch cannot be replaced by another state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from plait.lang.core.expressions import RoleBegin, RoleEnd, Text
@@ -110,9 +111,10 @@ class Graph:
 
     def _repr_html_(self) -> str:
         """Returns the steps as HTML for notebooks, the branches of a fork side by side."""
-        from plait.lang.display.tables import graph_html
+        from plait.lang.display.render import fragment
+        from plait.lang.tracing.graph_rendering import steps
 
-        return graph_html(self)
+        return fragment("graph", self, partial(steps, self))
 
     def __repr__(self) -> str:
         return f"<graph of plait program {self.name!r}: {len(self.nodes)} steps on {len(self.branch_parents)} branches>"

@@ -16,7 +16,8 @@ from span_samples import program
 import plait
 from plait import gen
 from plait.cli import main
-from plait.lang.display.traces import page_html, rows, shares, ticks
+from plait.lang.display.render import page
+from plait.lang.display.timelines import rows, shares, ticks
 from plait.lang.spans.call_spans import Span, Trace, trace_of
 
 
@@ -46,7 +47,7 @@ def test_page_is_one_file_that_runs_and_loads_nothing(backend, tmp_path):
 
 
 def test_a_page_has_no_fixed_width(backend):
-    display = Display(page_html([trace_of(program.run()._run)]))
+    display = Display(page([trace_of(program.run()._run)]))
     widths = [value for tag, name, value in display.attributes if name in ("width", "x", "x1", "x2") and tag != "meta"]
     assert len(widths) > 20 and all(value.endswith("%") for value in widths)
     assert all(0 <= float(value[:-1]) <= 100.01 for value in widths)
@@ -54,7 +55,7 @@ def test_a_page_has_no_fixed_width(backend):
 
 
 def test_rows_are_a_tree_with_tokens_by_cause(backend):
-    html = page_html([trace_of(program.run()._run)])
+    html = page([trace_of(program.run()._run)])
     display = Display(html)
     assert display.texts["em"] == ["branch 1", "branch 2", "branch 3", "sample 2"]
     assert html.count("<i></i><i></i><em") == 1, "the branch of a branch is indented twice"
@@ -76,7 +77,7 @@ def test_ended_branches_are_marked_with_the_reason(backend):
 
     trace = trace_of(pruned.run()._run)
     assert trace.ended_branches == dict.fromkeys((1, 3), "another branch was adopted")
-    html = page_html([trace])
+    html = page([trace])
     assert html.count("state cancelled") == 2 and html.count('class="call gen ended"') == 2
     assert "another branch was adopted" in Display(html).body()
 
@@ -97,8 +98,8 @@ def test_shares_of_a_bar_follow_time_and_tokens():
     assert dict(shares(span(kind="select", computed_tokens=4))) == {"computed": 1.0}
     assert dict(shares(span(error="no", state="failed"))) == {"failed": 1.0}
     assert dict(shares(span(state="running", queue_s=4.0))) == pytest.approx({"queue": 0.4, "running": 0.6})
-    assert page_html([]).count("No program ran") == 1
-    assert "no calls" in page_html([Trace("empty", (None,), (), 0.0, None)])
+    assert page([]).count("No program ran") == 1
+    assert "no calls" in page([Trace("empty", (None,), (), 0.0, None)])
 
 
 PARENTS = st.lists(st.integers(0, 99), max_size=6).map(
@@ -145,8 +146,8 @@ def test_ticks_are_round_and_few(length):
 
 def test_many_programs_are_closed_sections(backend):
     traces = [trace_of(state._run) for state in program.run_batch([{}] * 6)]
-    assert page_html(traces).count('<details class="run">') == 6
-    assert page_html(traces[:5]).count('<details class="run" open>') == 5
+    assert page(traces).count('<details class="run">') == 6
+    assert page(traces[:5]).count('<details class="run" open>') == 5
 
 
 def test_show_opens_a_browser_only_without_a_path(backend, tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ from span_samples import call_segment, program, run_of
 
 import plait
 from plait import gen
-from plait.lang.display.traces import page_html, shares
+from plait.lang.display.render import page
+from plait.lang.display.timelines import shares
 from plait.lang.spans.call_spans import collect_runs, trace_of
 from plait.runtime.errors import CallFailed
 
@@ -77,7 +78,7 @@ def test_failed_calls_are_spans_with_escaped_errors(backend):
     state = program.run_batch([{}])[0]
     trace = trace_of(state._run)
     assert trace.error is not None and "room" in trace.spans[0].error
-    assert "<b>room" not in page_html([trace]) and "no &lt;b&gt;room" in page_html([trace])
+    assert "<b>room" not in page([trace]) and "no &lt;b&gt;room" in page([trace])
 
 
 def test_collect_runs_ends_with_its_block(backend):
