@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +60,12 @@ def live(interval_s: float = 0.25) -> Iterator[None]:
     if isinstance(interval_s, bool) or not isinstance(interval_s, int | float) or not 0.05 <= interval_s <= 60:
         raise InputError(f"live: interval_s must be from 0.05 to 60 seconds, not {interval_s!r:.40}")
     with collect_runs() as runs:
-        handle = show_html(lambda: _runs_html([]), display_id=True)
+        display = _LiveDisplay(runs, interval_s)
+        handle = show_html(display.html, display_id=True)
         if handle is None:
             yield
             return
-        display = _LiveDisplay(handle, runs, interval_s)
+        display.update = handle.update
         thread = threading.Thread(target=display.keep_up_to_date, name="plait live display", daemon=True)
         thread.start()
         try:
@@ -76,10 +77,12 @@ def live(interval_s: float = 0.25) -> Iterator[None]:
 
 
 class _LiveDisplay:
-    """Updates one display. `is_over`: no more runs begin; it ends with those that still run."""
+    """Updates one display. `runs`: those that began, the earlier ones of which it removes. `update`: shows what it is
+    given. `is_over`: no more runs begin; it ends with those that still run."""
 
-    def __init__(self, handle: Any, runs: list[Run], interval_s: float) -> None:
-        self._handle, self._runs, self._interval_s = handle, runs, interval_s
+    def __init__(self, runs: list[Run], interval_s: float) -> None:
+        self._runs, self._interval_s, self._num_earlier = runs, interval_s, 0
+        self.update: Callable[[Html], None]
         self.is_over = threading.Event()
 
     def is_running(self) -> bool:
@@ -87,19 +90,22 @@ class _LiveDisplay:
 
     def keep_up_to_date(self) -> None:
         """Updates until the block is over and its last run has ended."""
-        shown, is_last = _runs_html([]), False
+        shown, is_last = self.html(), False
         while not is_last:
             is_last, began_s = self.is_over.is_set() and not self.is_running(), time.monotonic()
-            html = _runs_html(list(self._runs))
+            html = self.html()
             if html != shown:
-                self._handle.update(Html(html))
+                self.update(Html(html))
                 shown = html
             pause_s = max(self._interval_s, _REST * (time.monotonic() - began_s))
             if not is_last and self.is_over.wait(pause_s) and self.is_running():
                 time.sleep(pause_s)
 
-
-def _runs_html(runs: Sequence[Run]) -> str:
-    earlier = len(runs) - MAX_LIVE_RUNS
-    note = f"{earlier:,} earlier programs are not shown" if earlier > 0 else "" if runs else "waiting for a program"
-    return fragment("traces", [trace_of(run) for run in runs[-MAX_LIVE_RUNS:]], note)
+    def html(self) -> str:
+        """Returns the traces of the last runs as they are now."""
+        earlier = max(0, len(self._runs) - MAX_LIVE_RUNS)
+        del self._runs[:earlier]
+        self._num_earlier += earlier
+        traces = [trace_of(run) for run in list(self._runs)]
+        note = f"{self._num_earlier:,} earlier programs are not shown" if self._num_earlier else ""
+        return fragment("traces", traces, note if traces else "waiting for a program")

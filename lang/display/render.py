@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from base64 import b64encode
 from collections.abc import Sequence
 from functools import cache
@@ -37,9 +38,10 @@ def _macros() -> Any:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    functions = {name: value for name, value in {**vars(texts), **vars(timelines)}.items() if callable(value)}
-    environment.globals.update(functions)
-    environment.filters.update(functions)
+    for module in (texts, timelines):
+        own = {name: value for name, value in vars(module).items() if inspect.isfunction(value)}
+        environment.globals.update(own)
+        environment.filters.update(own)
     digest = b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     environment.globals.update(STYLE=Markup(STYLE), STYLE_DIGEST=digest)
     return environment.from_string((_FOLDER / "displays.jinja").read_text(encoding="utf-8")).module

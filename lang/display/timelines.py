@@ -47,8 +47,8 @@ def rows(trace: Trace) -> list[Row]:
     empty = [(path, branch_id, None) for branch_id, path in enumerate(paths) if branch_id not in with_calls]
     found, seen = list[Row](), set[int]()
     for _, branch_id, span_or_none in sorted([*entries, *empty], key=lambda entry: entry[0]):
-        is_sample = span_or_none is not None and span_or_none.sample > 1
-        label = f"sample {span_or_none.sample}" if is_sample else f"branch {branch_id}"
+        sample = 0 if span_or_none is None else span_or_none.sample
+        label = f"sample {sample}" if sample > 1 else f"branch {branch_id}"
         found.append(Row(branch_id, len(paths[branch_id]) - 1, span_or_none, branch_id not in seen, label))
         seen.add(branch_id)
     return found

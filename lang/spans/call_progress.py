@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from plait.lang.core.results import CallSegment
@@ -53,37 +53,49 @@ def progress_of(call_segment: CallSegment) -> CallProgress:
     try:
         text = call_segment.text()
     except PlaitError as error:
-        return CallProgress(
-            call.text_so_far(), "cancelled" if isinstance(call.failure, Aborted) else "failed", str(error)
-        )
+        state: CallState = "cancelled" if isinstance(call.failure, Aborted) else "failed"
+        return CallProgress(call.text_so_far(), state, str(error))
     return CallProgress(text, "done", None, _tokens(call_segment, text))
 
 
 def _tokens(call_segment: CallSegment, text: str) -> list[ShownToken]:
     """Returns `text` in tokens. Empty if the call gives no logprobs."""
     call = call_segment.call
-    if call.done():
-        result = call.result()
-        token_ids, logprobs = result.token_ids, result.logprobs or []
-    else:
+    if not call.done():
         update, _ = call.read_since(ReadPosition())
         token_ids, logprobs = update.token_ids, decode_logprobs(update.encoded_logprobs)
-    if not logprobs:
-        return []
-    token_bytes = call_segment._run.client.tokenizer.vocabulary.token_bytes
-    return list(_aligned(text, token_ids, logprobs, token_bytes))
+    else:
+        result = call.result()
+        token_ids, logprobs = result.token_ids, result.logprobs or []
+        entries = (result.extra_meta or {}).get("output_token_logprobs")
+        if entries:  # of a server
+            return list(_aligned(text, [(token.encode(), logprob, ()) for logprob, _, token in entries]))
+    vocabulary = call_segment._run.client.tokenizer.vocabulary
+    return list(_aligned(text, _sampled(token_ids, logprobs, vocabulary.token_bytes))) if logprobs else []
+
+
+def _sampled(
+    token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], token_bytes: Sequence[bytes]
+) -> Iterator[tuple[bytes, float | None, Sequence[tuple[str, float]]]]:
+    """Yields the bytes of each token, its logprob if it was sampled, and the likeliest ones in its place."""
+    number = 0
+    for token_id in token_ids:
+        if number < len(logprobs) and logprobs[number].token_id == token_id:
+            others = [(token_bytes[other].decode(errors="replace"), value) for other, value in logprobs[number].top]
+            yield token_bytes[token_id], logprobs[number].logprob, others
+            number += 1
+        else:
+            yield token_bytes[token_id], None, ()
 
 
 def _aligned(
-    text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], token_bytes: Sequence[bytes]
+    text: str, tokens: Iterable[tuple[bytes, float | None, Sequence[tuple[str, float]]]]
 ) -> Iterator[ShownToken]:
     """Yields `text` in tokens. A character of several tokens is one piece with the sum of their logprobs; what does not
     fit the text, such as behind a stop string, is one piece without a logprob."""
-    at, number, pending, logprob = 0, 0, b"", 0.0
-    for token_id in token_ids:
-        sampled = logprobs[number] if number < len(logprobs) and logprobs[number].token_id == token_id else None
-        number += sampled is not None
-        pending, logprob = pending + token_bytes[token_id], logprob + (sampled.logprob if sampled else 0.0)
+    at, pending, whole = 0, b"", 0.0
+    for token, logprob, others in tokens:
+        pending, whole = pending + token, whole + (logprob or 0.0)
         try:
             piece = pending.decode()
         except UnicodeDecodeError:
@@ -93,9 +105,7 @@ def _aligned(
         if not text.startswith(piece, at):
             break
         if piece:
-            top = sampled.top if sampled else []
-            others = [(token_bytes[other].decode(errors="replace"), value) for other, value in top]
-            yield ShownToken(piece, logprob if sampled else None, others)
-        at, pending, logprob = at + len(piece), b"", 0.0
+            yield ShownToken(piece, None if logprob is None else whole, others)
+        at, pending, whole = at + len(piece), b"", 0.0
     if at < len(text):
         yield ShownToken(text[at:], None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from html_checks import EVIL, Display
@@ -213,6 +214,17 @@ def test_tokens_with_probabilities_are_the_whole_text(backend, answer, stop):
         assert by_text["€"] == pytest.approx(3 * by_text["d"]), "a character of three tokens"
     html = state._repr_html_()
     assert ('<u class="p' in html) == bool(answer) and ("60.7%" in html) == bool(answer)
+
+
+def test_logprobs_of_a_server_colour_the_text_too():
+    result = SimpleNamespace(
+        token_ids=[],
+        logprobs=None,
+        extra_meta={"output_token_logprobs": [(-0.1, 5, " so"), (-2.0, 6, " it"), (0.0, 7, "?")]},
+    )
+    call = SimpleNamespace(done=lambda: True, result=lambda: result)
+    now = progress_of(SimpleNamespace(call=call, text=lambda: "so it is"))
+    assert now.tokens == [("so", -0.1, ()), (" it", -2.0, ()), (" is", None, ())]
 
 
 def test_gens_without_logprobs_are_not_coloured(backend):

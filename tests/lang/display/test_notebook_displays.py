@@ -100,23 +100,23 @@ def test_live_ends_with_the_whole_trace_of_all_programs(backend, outputs):
 
 def test_updates_keep_their_distance(backend, outputs, monkeypatch):
     """It rests for the interval, and longer where an update takes long."""
-    now, pauses = [0.0], []
+    now, pauses, shown = [0.0], [], []
 
     class Clock(threading.Event):
         def wait(self, timeout=None):
             pauses.append(timeout)
             return len(pauses) > 3 and (self.set() or True)
 
-    def slow_html(runs):
+    def slow_html(display):
         now[0] += 0.5 * (len(pauses) == 2)
         return str(len(pauses))
 
     monkeypatch.setattr(notebook.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(notebook, "_runs_html", slow_html)
-    display = notebook._LiveDisplay(Handle(None), [], 0.25)
-    display.is_over = Clock()
+    monkeypatch.setattr(notebook._LiveDisplay, "html", slow_html)
+    display = notebook._LiveDisplay([], 0.25)
+    display.update, display.is_over = shown.append, Clock()
     display.keep_up_to_date()
-    assert pauses == [0.25, 0.25, 2.0, 0.25]
+    assert pauses == [0.25, 0.25, 2.0, 0.25] and len(shown) == 4
 
 
 def test_live_outside_a_notebook_shows_nothing(backend, capsys):

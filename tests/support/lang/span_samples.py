@@ -23,7 +23,7 @@ def program(s, text="Q"):
 
 
 def call_segment(branch_id, began_s, ended_s, **usage):
-    result = SimpleNamespace(usage=Usage(**usage), logprobs=None, token_ids=[])
+    result = SimpleNamespace(usage=Usage(**usage), logprobs=None, token_ids=[], extra_meta=None)
     call = SimpleNamespace(result=lambda: result, done=lambda: True, usage=result.usage, failure=None, num_tokens=0)
     fixed = {"name": "x", "text": lambda: "", "siblings": ()}
     return SimpleNamespace(branch_id=branch_id, began_s=began_s, ended_s=ended_s, call=call, **fixed)
