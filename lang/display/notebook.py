@@ -20,19 +20,6 @@ _REST = 4  # after an update, at least so many times its own duration passes unt
 MAX_LIVE_RUNS = 50  # the last ones of a block; a batch can have thousands
 
 
-class Html:
-    """What a notebook shows as HTML, and other readers as text."""
-
-    def __init__(self, html: str) -> None:
-        self._html = html
-
-    def _repr_html_(self) -> str:
-        return self._html
-
-    def __repr__(self) -> str:
-        return "<a trace of plait>"
-
-
 def show_html(make: Callable[[], str], **options: Any) -> Any:
     """Shows what `make` returns. Returns the handle of the display (True if it has none), or None outside a notebook.
     `options`: of IPython's `display`."""
@@ -40,9 +27,9 @@ def show_html(make: Callable[[], str], **options: Any) -> Any:
     shell = None if ipython is None else ipython.get_ipython()
     if getattr(shell, "kernel", None) is None:  # no IPython, or one in a terminal
         return None
-    from IPython.display import display
+    from IPython.display import HTML, display
 
-    return display(Html(make()), **options) or True
+    return display(HTML(make()), **options) or True
 
 
 @contextmanager
@@ -61,12 +48,15 @@ def live(interval_s: float = 0.25) -> Iterator[None]:
         raise InputError(f"live: interval_s must be from 0.05 to 60 seconds, not {interval_s!r:.40}")
     with collect_runs() as runs:
         display = _LiveDisplay(runs, interval_s)
-        handle = show_html(display.html, display_id=True)
+        first = display.html()
+        handle = show_html(lambda: first, display_id=True)
         if handle is None:
             yield
             return
-        display.update = handle.update
-        thread = threading.Thread(target=display.keep_up_to_date, name="plait live display", daemon=True)
+        from IPython.display import HTML
+
+        display.update = lambda html: handle.update(HTML(html))
+        thread = threading.Thread(target=display.keep_up_to_date, args=(first,), name="plait live", daemon=True)
         thread.start()
         try:
             yield
@@ -82,20 +72,20 @@ class _LiveDisplay:
 
     def __init__(self, runs: list[Run], interval_s: float) -> None:
         self._runs, self._interval_s, self._num_earlier = runs, interval_s, 0
-        self.update: Callable[[Html], None]
+        self.update: Callable[[str], None]
         self.is_over = threading.Event()
 
     def is_running(self) -> bool:
         return any(run.progress() == "running" for run in list(self._runs))
 
-    def keep_up_to_date(self) -> None:
-        """Updates until the block is over and its last run has ended."""
-        shown, is_last = self.html(), False
+    def keep_up_to_date(self, shown: str) -> None:
+        """Updates what is `shown` until the block is over and its last run has ended."""
+        is_last = False
         while not is_last:
             is_last, began_s = self.is_over.is_set() and not self.is_running(), time.monotonic()
             html = self.html()
             if html != shown:
-                self.update(Html(html))
+                self.update(html)
                 shown = html
             pause_s = max(self._interval_s, _REST * (time.monotonic() - began_s))
             if not is_last and self.is_over.wait(pause_s) and self.is_running():

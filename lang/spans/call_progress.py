@@ -70,8 +70,10 @@ def _tokens(call_segment: CallSegment, text: str) -> list[ShownToken]:
         entries = (result.extra_meta or {}).get("output_token_logprobs")
         if entries:  # of a server
             return list(_aligned(text, [(token.encode(), logprob, ()) for logprob, _, token in entries]))
-    vocabulary = call_segment._run.client.tokenizer.vocabulary
-    return list(_aligned(text, _sampled(token_ids, logprobs, vocabulary.token_bytes))) if logprobs else []
+    if not logprobs:
+        return []
+    token_bytes = call_segment._run.client.tokenizer.vocabulary.token_bytes
+    return list(_aligned(text, _sampled(token_ids, logprobs, token_bytes)))
 
 
 def _sampled(
