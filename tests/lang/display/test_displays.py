@@ -104,6 +104,7 @@ def test_nothing_is_awaited_and_what_is_pending_is_marked(backend):
     for value in (state, held[0], ShownList("states", [state])):
         html = Display(value._repr_html_()).html
         assert "running" in html and "pending" in html
+    assert "pending …" in Display(held[0]._repr_html_()).body(), "a call that has no text yet"
     assert '<mark class="running" title="x: running, 4 tokens">the </mark>' in state._repr_html_()
     gate.open()
     state.sync()

@@ -73,6 +73,13 @@ def test_span_starts_after_the_calls_before_it_and_counts_all_queue_time():
     assert colours["compile"] == pytest.approx(0.1 / 1.9) and colours["queue"] == pytest.approx(1.4 / 1.9)
 
 
+def test_span_without_a_value_starts_after_the_text_that_its_branch_was_forked_from():
+    lost = call_segment(1, 0.1, 3.0)
+    lost.call.usage = None
+    spans = trace_of(run_of([call_segment(0, 0.0, 1.0, wall_s=0.9), lost], [None, 0])).spans
+    assert spans[1].start_s == 1.0 and spans[1].end_s == 3.0
+
+
 def test_failed_calls_are_spans_with_escaped_errors(backend):
     backend.script(default=CallFailed("no <b>room</b>", "overloaded"))
     state = program.run_batch([{}])[0]
