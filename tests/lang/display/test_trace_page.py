@@ -78,7 +78,8 @@ def test_ended_branches_are_marked_with_the_reason(backend):
     trace = trace_of(pruned.run()._run)
     assert trace.ended_branches == dict.fromkeys((1, 3), "another branch was adopted")
     html = page([trace])
-    assert html.count("state cancelled") == 2 and html.count('class="call gen ended"') == 2
+    assert [text for text in Display(html).texts["em"] if "✕" in text] == ["branch 1 ✕", "branch 3 ✕"]
+    assert html.count('class="call gen ended"') == 2 and "(2 ended early ✕)" in html
     assert "another branch was adopted" in Display(html).body()
 
 
