@@ -121,7 +121,7 @@ def wait_for(ready):
     raise AssertionError("it never happened")
 
 
-def test_async_states_have_the_same_display(backend):
+def test_async_states_have_the_same_display(backend, tmp_path):
     @plait.function
     async def ask(s):
         s += "Q" + gen("x")
@@ -133,9 +133,10 @@ def test_async_states_have_the_same_display(backend):
     async def run():
         state = await ask.arun(stream=True)
         await state.sync()
-        return state._repr_html_(), await ask.arun_batch([{}, {}])
+        return state._repr_html_(), await state.show(tmp_path / "a.html"), await ask.arun_batch([{}, {}])
 
-    outside, states = asyncio.run(run())
+    outside, path, states = asyncio.run(run())
+    assert path == tmp_path / "a.html" and path.read_text().count('class="call gen"') == 1
     assert " fine." in Display(inside[0]).texts["mark"] == Display(outside).texts["mark"]
     assert len(Display(states._repr_html_()).texts["tr"]) == 3
 
