@@ -43,7 +43,7 @@ class ProgramUsage:
 
     def _repr_html_(self) -> str:
         """Returns the numbers as a table for notebooks."""
-        from plait.lang.display.render import fragment  # lazy: few programs need it
+        from plait.lang.html.render import fragment  # lazy: few programs need it
 
         return fragment("usage", self)
 

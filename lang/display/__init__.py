@@ -1,1 +1,1 @@
-"""Displays of states, runs, usage, graphs and beams as HTML: in notebooks, and as the page of a trace."""
+"""Displays of states, forks and traces: what is known of them now, in notebooks, files and browsers."""

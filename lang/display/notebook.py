@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from plait.lang.display.render import fragment
+from plait.lang.html.render import fragment
 from plait.lang.spans.call_spans import collect_runs, trace_of
 from plait.runtime.errors import InputError
 

@@ -1,18 +1,22 @@
-"""The texts of states in parts, for the displays. Nothing here waits: a call that runs is there as far as it is."""
+"""Displays of states, forks and lists of states. Nothing here waits: a call that runs is shown as far as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from plait.lang.core.results import CallSegment, Samples, Segment, TextSegment, ValueList
+from plait.lang.html.render import fragment
 from plait.lang.spans.call_progress import ShownToken, progress_of
 from plait.runtime.errors import PlaitError
 
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch
-    from plait.lang.usage import ProgramUsage
+    from plait.lang.states.base_state import BaseState
+
+
+MAX_ROWS = 200  # of a table of states
 
 
 class Part(NamedTuple):
@@ -34,7 +38,39 @@ class ShownTurn(NamedTuple):
     parts: list[Part]
 
 
-def turns_of(branch: Branch, start: int = 0) -> list[ShownTurn]:
+class ShownValue(NamedTuple):
+    """The value of a variable: its parts, or its items if it is a list."""
+
+    parts: Sequence[Part] = ()
+    items: Sequence[ShownValue] | None = None
+
+
+def state_html(branch: Branch) -> str:
+    """Returns a state in turns, with what it cost so far."""
+    return fragment("state", branch, _turns_of(branch))
+
+
+def forks_html(source: Branch, branches: Sequence[Branch], start: int) -> str:
+    """Returns the branches of a fork side by side, each from segment `start` on."""
+    return fragment("forks", source, [(branch, _turns_of(branch, start)) for branch in branches])
+
+
+def states_html(states: Sequence[BaseState]) -> str:
+    """Returns a table of states, with their variables."""
+    branches = [state._branch for state in states[:MAX_ROWS]]
+    variables = [branch.variables.copy() for branch in branches]
+    names = list(dict.fromkeys(name for own in variables for name in own))
+    values = [[_value_of(own[name]) if name in own else ShownValue() for name in names] for own in variables]
+    return fragment("states", names, list(zip(branches, values, strict=True)), len(states) - len(branches))
+
+
+def _value_of(variable: Segment) -> ShownValue:
+    if isinstance(variable, ValueList):
+        return ShownValue(items=[_value_of(part) for part in variable.parts])
+    return ShownValue(list(_parts_of(variable)))
+
+
+def _turns_of(branch: Branch, start: int = 0) -> list[ShownTurn]:
     """Returns the text of a branch from segment `start` on."""
     segments = list(branch.segments)
     turns = [turn[:3] for turn in branch.turns]
@@ -43,7 +79,7 @@ def turns_of(branch: Branch, start: int = 0) -> list[ShownTurn]:
     roles = {at: role for role, first, stop in turns for at in range(first, stop)}
     found, template = list[ShownTurn](), ""
     for role, group in groupby(range(start, len(segments)), lambda at: roles.get(at) or _is_control(segments[at])):
-        own = [part for at in group for part in parts_of(segments[at])]
+        own = [part for at in group for part in _parts_of(segments[at])]
         if role is True:
             template = "".join(part.text for part in own)
         else:
@@ -55,7 +91,7 @@ def _is_control(segment: Segment) -> bool:
     return isinstance(segment, TextSegment) and segment.control
 
 
-def parts_of(segment: Segment) -> Iterator[Part]:
+def _parts_of(segment: Segment) -> Iterator[Part]:
     """Yields the parts of a text, as far as they are there."""
     if isinstance(segment, CallSegment):
         now = progress_of(segment)
@@ -63,7 +99,7 @@ def parts_of(segment: Segment) -> Iterator[Part]:
         yield Part(now.state, now.text, title, str(now.error if now.state == "failed" else now.state), now.tokens)
     elif segment.text_parts is not None:
         for part in segment.text_parts:
-            yield from parts_of(part)
+            yield from _parts_of(part)
         if isinstance(segment, Samples):
             yield Part("known", f" (sample 1 of {len(segment.parts)})")
     elif not all(call.done() for call in segment.calls()):
@@ -73,24 +109,3 @@ def parts_of(segment: Segment) -> Iterator[Part]:
             yield Part("known", segment.text())
         except PlaitError as error:
             yield Part("error", str(error))
-
-
-def items_of(variable: Segment) -> Sequence[Segment] | None:
-    return variable.parts if isinstance(variable, ValueList) else None
-
-
-def names_in(states: Iterable[Any]) -> list[str]:
-    return list(dict.fromkeys(name for state in states for name in list(state._branch.variables)))
-
-
-def amounts(usage: ProgramUsage) -> dict[str, str]:
-    kinds = ("cached", "computed", "recomputed", "sampled", "forced", "lost")
-    return {kind: f"{count:,}" for kind in kinds if (count := getattr(usage, f"{kind}_tokens"))}
-
-
-def cached_share(usage: ProgramUsage) -> str:
-    return f"{usage.cached_tokens / usage.prompt_tokens:.0%}" if usage.prompt_tokens else ""
-
-
-def cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"

@@ -149,7 +149,7 @@ class AsyncState(BaseState):
 
     async def show(self, path: str | Path | None = None) -> Path | None:
         """Waits for the program and writes a trace of its calls, or shows it; see ProgramState.show."""
-        from plait.lang.spans.export import show  # lazy: few programs need it
+        from plait.lang.display.export import show  # lazy: few programs need it
 
         self._run.check_has_run()
         if self._is_external:

@@ -93,10 +93,10 @@ class BaseState(RoleMethods):
 
     def _repr_html_(self) -> str:
         """Returns the text as HTML for notebooks, as far as it is there."""
-        from plait.lang.display.render import fragment  # lazy: few programs need it
+        from plait.lang.display.texts import state_html  # lazy: few programs need it
 
         self._run.check_has_run()
-        return fragment("state", self._branch)
+        return state_html(self._branch)
 
     def cancel(self) -> None:
         """Ends the calls of this state and of its forks at once. Inside the body the program continues without them;

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from plait.lang.core.expressions import Expr
-from plait.lang.display.shown_list import ShownList
+from plait.lang.display.texts import forks_html, states_html
+from plait.lang.html.shown_list import ShownList
 from plait.lang.states.base_state import BaseState
 from plait.runtime.errors import InputError
 
@@ -40,10 +41,8 @@ class ForkGroup(Generic[S]):
 
     def _repr_html_(self) -> str:
         """Returns the branches side by side as HTML for notebooks, as far as their texts are there."""
-        from plait.lang.display.render import fragment  # lazy: few programs need it
-
         self.src_state._run.check_has_run()
-        return fragment("forks", self.src_state._branch, self._branches, self._fork_point.num_segments)
+        return forks_html(self.src_state._branch, self._branches, self._fork_point.num_segments)
 
     def cancel(self) -> None:
         """Ends the calls of all branches at once; see `cancel` of a state. The program continues without them."""
@@ -102,7 +101,7 @@ class ForkGroup(Generic[S]):
     def __getitem__(self, index: int | slice) -> S | list[S]:
         if isinstance(index, str):
             raise InputError(f"a group has branches, not variables: read forks[i][{index!r}], or join() and read s")
-        return ShownList("states", self.states[index]) if isinstance(index, slice) else self.states[index]
+        return ShownList(states_html, self.states[index]) if isinstance(index, slice) else self.states[index]
 
     def __setitem__(self, index: int, state: S) -> None:
         """Exists for `forks[i] += ...` only. A branch cannot be replaced by another state."""

@@ -90,7 +90,7 @@ class ProgramState(StateReader):
         """Waits for the program and writes a trace of its calls: an HTML page (.html) or a Perfetto trace (.json).
         Returns the path. Without `path` it is shown in the notebook, and None returned; outside a notebook the page is
         opened in a browser. It has a row for each call, below its branch, over time; a click shows texts and tokens."""
-        from plait.lang.spans.export import show  # lazy: few programs need it
+        from plait.lang.display.export import show  # lazy: few programs need it
 
         self._run.check_has_run()
         self._wait_for_body()

@@ -111,7 +111,7 @@ class Graph:
 
     def _repr_html_(self) -> str:
         """Returns the steps as HTML for notebooks, the branches of a fork side by side."""
-        from plait.lang.display.render import fragment
+        from plait.lang.html.render import fragment
         from plait.lang.tracing.graph_rendering import steps
 
         return fragment("graph", self, partial(steps, self))

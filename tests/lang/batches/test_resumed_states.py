@@ -21,7 +21,7 @@ import plait
 from plait import gen
 from plait.constrained import Choices, JsonSchema, Structural
 from plait.lang.batches.saved_values import CannotSave, ValueCodec
-from plait.lang.display.shown_list import ShownList
+from plait.lang.html.shown_list import ShownList
 from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.messages import Generate
 
@@ -101,7 +101,7 @@ def test_reasons_of_ended_branches_and_lists_of_beams_are_saved(backend, tmp_pat
         forks = s.fork(2)
         forks += question + gen("a")
         forks.adopt(0)
-        return ShownList("beams", [1, 2])
+        return ShownList(repr, [1, 2])
 
     first, second = (program.run_batch(ITEMS, resume=tmp_path / "batch.jsonl")[0] for _ in range(2))
     assert first.ret_value == second.ret_value == [1, 2]

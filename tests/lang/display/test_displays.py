@@ -12,9 +12,10 @@ from span_samples import program
 
 import plait
 from plait import gen, select, user
-from plait.lang.control.beam import BeamHypothesis, BeamSearch
-from plait.lang.display.render import STYLE
-from plait.lang.display.shown_list import ShownList
+from plait.lang.control.beam import BeamHypothesis, BeamSearch, _table
+from plait.lang.display.texts import states_html
+from plait.lang.html.render import STYLE
+from plait.lang.html.shown_list import ShownList
 from plait.lang.spans.call_progress import progress_of
 from plait.runtime.errors import CallFailed
 from plait.runtime.sampling_params import sampling_params
@@ -39,7 +40,7 @@ def displays_of(state, graph):
     yield "list", evil.run_batch([{"text": EVIL}, {"text": EVIL}])
     yield "usage", state.usage
     yield "graph", graph
-    yield "beams", ShownList("beams", [BeamHypothesis(EVIL, -1.0, -0.5, 2, "stop")])
+    yield "beams", ShownList(_table, [BeamHypothesis(EVIL, -1.0, -0.5, 2, "stop")])
 
 
 def test_every_display_is_escaped_and_has_its_own_style(backend):
@@ -101,7 +102,7 @@ def test_nothing_is_awaited_and_what_is_pending_is_marked(backend):
     call = wait_for(lambda: [part.call for part in state._run.call_segments()])[0]
     wait_for(lambda: call.text_so_far() == "the ")
     wait_for(lambda: held)
-    for value in (state, held[0], ShownList("states", [state])):
+    for value in (state, held[0], ShownList(states_html, [state])):
         html = Display(value._repr_html_()).html
         assert "running" in html and "pending" in html
     assert "pending …" in Display(held[0]._repr_html_()).body(), "a call that has no text yet"
@@ -151,7 +152,7 @@ def test_lists_and_their_parts_are_tables(backend):
     assert "no <b>room</b>" in "".join(value for _, name, value in display.attributes if name == "title")
     assert display.html.count("<ol><li><pre>\n<mark") == 3 * 3, "tip, deep and two of three states"
     assert len(Display(states[:2]._repr_html_()).texts["tr"]) == 3 and isinstance(states, list)
-    many = Display(ShownList("states", [states[1]] * 203)._repr_html_())
+    many = Display(ShownList(states_html, [states[1]] * 203)._repr_html_())
     assert len(many.texts["tr"]) == 201 and "and 3 more" in many.body()
 
 

@@ -16,8 +16,8 @@ from span_samples import program
 import plait
 from plait import gen
 from plait.cli import main
-from plait.lang.display.render import page
-from plait.lang.display.timelines import rows, shares, ticks
+from plait.lang.html.filters import rows, shares, ticks
+from plait.lang.html.render import page
 from plait.lang.spans.call_spans import Span, Trace, trace_of
 
 

@@ -10,8 +10,8 @@ from span_samples import call_segment, program, run_of
 
 import plait
 from plait import gen
-from plait.lang.display.render import page
-from plait.lang.display.timelines import shares
+from plait.lang.html.filters import shares
+from plait.lang.html.render import page
 from plait.lang.spans.call_spans import collect_runs, trace_of
 from plait.runtime.errors import CallFailed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsIndex, TypeVar, overload
 
 T = TypeVar("T")
@@ -11,10 +11,10 @@ T = TypeVar("T")
 class ShownList(list[T]):
     """A list that a notebook shows as a table; a part of it is one too."""
 
-    def __init__(self, macro: str, items: Iterable[T]) -> None:
-        """`macro`: the display of the list, "states" or "beams"."""
+    def __init__(self, show: Callable[[Sequence[T]], str], items: Iterable[T]) -> None:
+        """`show`: makes the table."""
         super().__init__(items)
-        self._macro = macro
+        self._show = show
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> T: ...
@@ -22,10 +22,8 @@ class ShownList(list[T]):
     def __getitem__(self, index: slice) -> ShownList[T]: ...
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
-        return ShownList(self._macro, found) if isinstance(index, slice) else found
+        return ShownList(self._show, found) if isinstance(index, slice) else found
 
     def _repr_html_(self) -> str:
         """Returns a table for notebooks."""
-        from plait.lang.display.render import fragment  # lazy: few programs need it
-
-        return fragment(self._macro, self)
+        return self._show(self)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.lang.display.notebook import show_html
-from plait.lang.display.render import fragment, page
+from plait.lang.html.render import fragment, page
 from plait.lang.spans.call_spans import Trace, trace_of
 from plait.runtime.errors import InputError
 

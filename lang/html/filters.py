@@ -1,4 +1,4 @@
-"""What the display of a trace shows: its calls in rows below their branches, their bars over time, and round ticks."""
+"""What the template computes: the rows, bars and ticks of a trace, and numbers as texts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait.lang.spans.call_spans import Span, Trace
+    from plait.lang.usage import ProgramUsage
 
 _PEEK_CHARS = 160
 _MIN_BAR = 0.4  # percent of the time axis
@@ -142,3 +143,16 @@ def shares(span: Span) -> list[tuple[str, float]]:
 def _split(share: float, **tokens: int) -> list[tuple[str, float]]:
     total = sum(tokens.values())
     return [(kind, share * count / total) for kind, count in tokens.items()] if total else [(next(iter(tokens)), share)]
+
+
+def amounts(usage: ProgramUsage) -> dict[str, str]:
+    kinds = ("cached", "computed", "recomputed", "sampled", "forced", "lost")
+    return {kind: f"{count:,}" for kind in kinds if (count := getattr(usage, f"{kind}_tokens"))}
+
+
+def cached_share(usage: ProgramUsage) -> str:
+    return f"{usage.cached_tokens / usage.prompt_tokens:.0%}" if usage.prompt_tokens else ""
+
+
+def cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.lang.display import texts, timelines
+from plait.lang.html import filters
 
 if TYPE_CHECKING:
     from plait.lang.spans.call_spans import Trace
@@ -38,10 +38,9 @@ def _macros() -> Any:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    for module in (texts, timelines):
-        own = {name: value for name, value in vars(module).items() if inspect.isfunction(value)}
-        environment.globals.update(own)
-        environment.filters.update(own)
+    functions = {name: value for name, value in vars(filters).items() if inspect.isfunction(value)}
+    environment.globals.update(functions)
+    environment.filters.update(functions)
     digest = b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     environment.globals.update(STYLE=Markup(STYLE), STYLE_DIGEST=digest)
     return environment.from_string((_FOLDER / "displays.jinja").read_text(encoding="utf-8")).module
