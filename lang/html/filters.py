@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,17 +85,13 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def span_amounts(spans: Iterable[Span]) -> dict[str, object]:
+def span_amounts(spans: Sequence[Span]) -> dict[str, object]:
     """Returns the tokens of each cause, the seconds of waiting, and the number of calls without a value."""
-    tokens = [_tokens(span) for span in spans]
-    amounts: dict[str, object] = {
-        kind: f"{count:,}" for kind in _TOKENS if (count := sum(each[kind] for each in tokens))
-    }
-    waits = {
-        "queue": sum(span.queue_s - span.compile_s for span in spans),
-        "compile": sum(span.compile_s for span in spans),
-    }
-    amounts |= {kind: seconds(wait_s) for kind, wait_s in waits.items() if wait_s >= 5e-4}
+    counts = [(kind, sum(_tokens(span)[kind] for span in spans)) for kind in _TOKENS]
+    waits = [("queue", sum(span.queue_s - span.compile_s for span in spans))]
+    waits.append(("compile", sum(span.compile_s for span in spans)))
+    amounts: dict[str, object] = {kind: f"{count:,}" for kind, count in counts if count}
+    amounts |= {kind: seconds(wait_s) for kind, wait_s in waits if wait_s >= 5e-4}
     states = [span.state for span in spans]
     return amounts | {state: states.count(state) for state in ("running", "failed", "cancelled")}
 

@@ -13,6 +13,7 @@ from plait.lang.core.run import Run, run_listeners
 from plait.lang.spans.call_progress import CallState, ShownToken, progress_of
 
 _NOT_IN_PERFETTO = ("branch_id", "start_s", "end_s", "tokens")
+_FROM_USAGE = ("compile_s", *(f"{what}_tokens" for what in ("cached", "computed", "recomputed", "forced", "drafted")))
 MAX_LANES = 100_000  # per program in a Perfetto trace, so that no two programs share a thread number
 
 
@@ -154,15 +155,8 @@ def _span(call_segment: CallSegment, start_s: float, end_s: float) -> Span:
     if usage is not None:
         waited_s = max(0.0, _served_s(call_segment, end_s) - start_s)  # such as for the end of a running step
         queue_s, prefill_s = min(end_s - start_s, waited_s + usage.queue_s), max(0.0, usage.ttft_s - usage.queue_s)
-        facts |= {
-            "compile_s": usage.compile_s,
-            "cached_tokens": usage.cached_tokens,
-            "computed_tokens": usage.computed_tokens,
-            "sampled_tokens": usage.completion_tokens - usage.forced_tokens,
-            "forced_tokens": usage.forced_tokens,
-            "drafted_tokens": usage.drafted_tokens,
-            "recomputed_tokens": usage.recomputed_tokens,
-        }
+        facts |= {name: getattr(usage, name) for name in _FROM_USAGE}
+        facts["sampled_tokens"] = usage.completion_tokens - usage.forced_tokens
     elif now.state == "running":
         facts["sampled_tokens"] = call_segment.call.num_tokens
         if call_segment.call.first_token_time is None:
