@@ -30,7 +30,7 @@ GROUPS = {
     "How choices are scored": "token_length_normalized greedy_token_selection unconditional_likelihood_normalized "
     "ChoicesMethod",
     "States": "ProgramState AsyncState ProgramStateGroup ProgramUsage CallMeta GenMeta SelectMeta "
-    "partial_value partial_json",
+    "live partial_value partial_json",
     "Compiled programs": "Graph CompileError DependsOnValue",
     "Control": "Budget race best_of vote map beam BeamHypothesis",
     "Tools": "Tool ToolCall ToolResult MCPServer agent AgentRun AgentStep",

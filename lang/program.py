@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from plait.lang.backends.cluster import Cluster
 from plait.lang.backends.default_backend import Backend, resolve_client
 from plait.lang.budget import Budget, checked_budget
+from plait.lang.display.texts import states_html
 from plait.lang.errors import unknown_keyword
 from plait.lang.execution.event_loop import (
     checked_concurrency,
@@ -24,6 +25,7 @@ from plait.lang.execution.event_loop import (
 from plait.lang.execution.execution import Execution
 from plait.lang.execution.threads import num_workers
 from plait.lang.gen_keywords import RunKeywords
+from plait.lang.html.shown_list import ShownList
 from plait.lang.program_arguments import ProgramArguments
 from plait.lang.program_batch import ProgramBatch
 from plait.lang.sampling_options import Options, run_options
@@ -267,7 +269,7 @@ class Program(Generic[P]):
         concurrency = checked_concurrency(max_concurrency)
         client = self._client("arun_batch", backend, batch.options) if batch.items else None
         executions = [] if client is None else batch.executions(client, batch.items)
-        return await run_all_async(executions, concurrency, progress_bar)
+        return ShownList(states_html, await run_all_async(executions, concurrency, progress_bar))
 
     def compile(self, *args: Any, backend: Backend | None = None, **kwargs: Any) -> Graph:
         """Checks the program and returns its graph: its texts, gens, selects, forks and joins, and the flow of values.

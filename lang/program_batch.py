@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from plait.lang.backends.cluster import Cluster
+from plait.lang.display.texts import states_html
 from plait.lang.execution.event_loop import run_all_in_new_loop
 from plait.lang.execution.execution import Execution
 from plait.lang.execution.threads import iter_in_order, num_workers
+from plait.lang.html.shown_list import ShownList
 
 if TYPE_CHECKING:
     from plait.lang.backends.default_backend import Backend
@@ -65,12 +67,12 @@ class ProgramBatch:
     def run(self, backend: Backend | Cluster | None, progress_bar: bool) -> list[ProgramState]:
         """Runs the items that are not in the log. Returns the states of all, in order."""
         if isinstance(backend, Cluster):
-            return list(self.iter_states(backend, progress_bar))
+            return ShownList(states_html, self.iter_states(backend, progress_bar))
         client = self.program._client("run_batch", backend, self.options)
         states = {} if self.log is None else dict(self.log.begin(client))
         left = [index for index in self.items if index not in states]
         states |= zip(left, self.run_here(self.executions(client, left), progress_bar), strict=True)
-        return [states[index] for index in self.items]
+        return ShownList(states_html, (states[index] for index in self.items))
 
     def run_here(self, executions: Sequence[Execution], progress_bar: bool) -> list[ProgramState]:
         """Runs items, for a caller without an event loop. Returns their states in order."""

@@ -54,6 +54,12 @@ class ProgramUsage:
         answer += f"; {self.failed_calls} failed, {self.lost_tokens:,} tokens lost" * (self.failed_calls > 0)
         return f"{prompt}\n{answer}"
 
+    def _repr_html_(self) -> str:
+        """Returns the numbers as a table for notebooks."""
+        from plait.lang.html.render import fragment  # lazy: few programs need it
+
+        return fragment("usage", self)
+
 
 def total(call_segments: Iterable[CallSegment]) -> ProgramUsage:
     """Waits for the calls and returns the sum of their usage."""

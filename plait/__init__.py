@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     )
     from plait.lang.core.select import image, select, video
     from plait.lang.core.tool_use.tool_calls import ToolResult
+    from plait.lang.display.notebook import live
     from plait.lang.errors import (
         Attempt,
         CompileError,
@@ -159,6 +160,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "global_config",
     "greedy_token_selection",
     "image",
+    "live",
     "load_vocabulary",
     "partial_json",
     "partial_value",
@@ -204,6 +206,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.control.agent": "AgentRun AgentStep agent",
     "plait.lang.control.beam": "BeamHypothesis beam",
     "plait.lang.control.combinators": "best_of map vote",
+    "plait.lang.display.notebook": "live",
     "plait.lang.states.race": "race",
     "plait.lang.errors": "Attempt CompileError DependsOnValue MissingVariable ProgramError ToolError UnreadableValue",
     "plait.lang.core.expressions": "Expr Typed",

@@ -215,8 +215,8 @@ def _runtime_settings(options: argparse.Namespace) -> dict[str, str | None]:
 def _run(options: argparse.Namespace) -> int:
     """Runs the file as `python FILE.py` would, with the default model and device of the options."""
     from plait.lang.backends.default_backend import configure_embedded
+    from plait.lang.display.export import checked_path, write_traces
     from plait.lang.spans.call_spans import collect_runs
-    from plait.lang.spans.export import checked_path, write_traces
 
     path = Path(options.file)
     if not path.is_file():

@@ -103,6 +103,7 @@ def encode_run(state: ProgramState, codec: ValueCodec) -> dict[str, Any]:
     return {
         "calls": [saver.call(call_segment, run) for call_segment in call_segments],
         "lanes": run.branch_parents,
+        "ended_lanes": list(run.ended_branches.items()),
         "segments": [saver.segment(segment) for segment in branch.segments],
         "turns": [list(turn[:3]) for turn in branch.turns],
         "open_turn": branch.open_turn,
@@ -199,6 +200,7 @@ def decode_run(program: str, client: BackendClient, data: Mapping[str, Any], cod
     run = Run(program, client, Options())
     branch = Branch(run)
     run.branch_parents = list(data["lanes"])
+    run.ended_branches = dict(data.get("ended_lanes", ()))
     loader = _Loader(run, client, codec, data["calls"])
     branch.segments += [loader.segment(segment) for segment in data["segments"]]
     branch.turns += [Turn(*turn) for turn in data["turns"]]

@@ -24,6 +24,7 @@ from uuid import UUID
 
 import msgspec
 
+from plait.lang.html.shown_list import ShownList
 from plait.lang.meta_info import CallMeta, GenMeta, SelectMeta
 from plait.lang.tools.function_tool import function_tool
 from plait.lang.tools.make_tools import MAX_TOOLS
@@ -56,7 +57,7 @@ class ValueCodec:
         kind = type(value)
         if value is None or kind in (str, bool, int) or (kind is float and math.isfinite(value)):
             return value
-        if kind is list:
+        if kind in (list, ShownList):
             return [self.encode(item) for item in value]
         if kind is dict:
             if TAG not in value and all(type(key) is str for key in value):

@@ -14,6 +14,8 @@ from plait.lang.core.expressions import Expr, Gen
 from plait.lang.core.results import GenResult, TextSegment
 from plait.lang.core.waiting import finish, value_of
 from plait.lang.errors import program_error
+from plait.lang.html.render import fragment
+from plait.lang.html.shown_list import ShownList
 from plait.lang.source_location import caller_location
 from plait.lang.states.async_state import AsyncState
 from plait.lang.states.state import ProgramState
@@ -194,6 +196,10 @@ class BeamHypothesis:
     finish_reason: Literal["stop", "length"]
 
 
+def _table(beams: Sequence[BeamHypothesis]) -> str:
+    return fragment("beams", beams)
+
+
 class Candidate(NamedTuple):
     """Beam number `beam`, extended by a token. `logprob`: the sum over all its tokens."""
 
@@ -251,7 +257,7 @@ class BeamSearch:
 
     def hypotheses(self) -> list[BeamHypothesis]:
         """Returns the texts that are kept, best first."""
-        return [kept.hypothesis for kept in self._kept]
+        return ShownList(_table, (kept.hypothesis for kept in self._kept))
 
     def tokens_of_best(self) -> list[int] | None:
         """Returns the tokens of the best text, without the one that ended it; None if a stop string cut it."""

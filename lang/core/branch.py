@@ -66,6 +66,7 @@ class Branch(BranchText[Segment, Segment]):
 
     def abort(self, reason: str) -> None:
         """Ends the session and the calls of this branch and of its forks at once."""
+        self.run.ended_branches.setdefault(self.branch_id, reason)
         for child in list(self._children):
             child.abort(reason)
         for call_segment in (*_call_segments_in(self.segments[self._num_inherited_segments :]), *self._joined_calls):
@@ -170,6 +171,10 @@ class Branch(BranchText[Segment, Segment]):
     def read_usage(self) -> ProgramUsage:
         """Returns the token counts of all calls of the program so far. Waits for them."""
         return total(self.run.call_segments())
+
+    def usage_so_far(self) -> ProgramUsage:
+        """Returns the token counts of the calls of the program that have ended. Does not wait."""
+        return total(call_segment for call_segment in self.run.call_segments() if call_segment.ended_s)
 
     def abort_variable(self, name: str | None, variable: Segment | None) -> None:
         """Ends the call of a variable; without one, all calls of the program."""

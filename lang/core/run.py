@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from plait.lang.budget import Budget, BudgetExceeded, BudgetTracker
 from plait.lang.errors import ProgramError, program_error
@@ -51,6 +51,7 @@ class Run:
         self._detached: set[int] = set()
         self.started_s = time.monotonic()
         self.branch_parents: list[int | None] = []  # for each branch, the number of its parent branch
+        self.ended_branches: dict[int, str] = {}  # why branches were ended before their end
         self.aborted = False  # by its reader, its budget, or after a failure
         self.budget_tracker = None if budget is None else BudgetTracker(budget, self._on_budget_spent)
         self.chat_template = self._template_of(client)
@@ -139,6 +140,15 @@ class Run:
 
     def call_segments(self) -> list[CallSegment]:
         return list(self._call_segments)
+
+    def progress(self) -> Literal["running", "done", "failed", "cancelled"]:
+        """Returns what the program does now. Does not wait."""
+        if self.error is not None:
+            return "cancelled" if isinstance(self.error.__cause__, Aborted) else "failed"
+        if not self.ended or not all(call_segment.call.done() for call_segment in self.call_segments()):
+            return "running"
+        missed = (call.call.failure for call in self.call_segments() if id(call) not in self._detached)
+        return "cancelled" if self.aborted and any(isinstance(failure, Aborted) for failure in missed) else "done"
 
     # -- waiting ----------------------------------------------------------------------------------
 

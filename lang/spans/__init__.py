@@ -1,1 +1,1 @@
-"""Traces of program runs: calls as spans, an HTML page, a Perfetto file."""
+"""Calls of a run as they are now, and as spans of time in a trace."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from plait.lang.core.expressions import T, Typed
@@ -162,6 +163,17 @@ class AsyncState(BaseState):
     async def tool_result(self, name: str, value: Any) -> ToolResult:
         """Appends `value` as the result of the call that `gen(name, tools=...)` made; see ProgramState.tool_result."""
         return await self._read(name, lambda variable: self._branch.append_tool_result(name, variable, value))
+
+    async def show(self, path: str | Path | None = None) -> Path | None:
+        """Waits for the program and writes a trace of its calls, or shows it; see ProgramState.show."""
+        from plait.lang.display.export import show  # lazy: few programs need it
+
+        self._run.check_has_run()
+        if self._is_external:
+            await self._run.wait_for_end_async()
+        for call_segment in self._run.call_segments():
+            await call_segment.wait_finished()
+        return show(self._run, path)
 
     def fork(self, size: int = 1, position_ids_offset: object = None) -> AsyncStateGroup:
         """Returns `size` states that continue this text in parallel; join them with `await group.join()`."""

@@ -96,6 +96,13 @@ class BaseState(RoleMethods):
         program = self._branch.run.program
         return f"<{type(self).__name__} of {program!r}: {len(self._branch.segments)} parts, variables: {names}>"
 
+    def _repr_html_(self) -> str:
+        """Returns the text as HTML for notebooks, as far as it is there."""
+        from plait.lang.display.texts import state_html  # lazy: few programs need it
+
+        self._run.check_has_run()
+        return state_html(self._branch)
+
     def cancel(self) -> None:
         """Ends the calls of this state and of its forks at once. Inside the body the program continues without them;
         outside, the whole program ends. Reading the missing values afterwards raises ProgramError."""

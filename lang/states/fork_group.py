@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from plait.lang.core.expressions import Expr
+from plait.lang.display.texts import forks_html, states_html
+from plait.lang.html.shown_list import ShownList
 from plait.lang.states.base_state import BaseState
 from plait.runtime.errors import InputError
 
@@ -33,6 +35,14 @@ class ForkGroup(Generic[S]):
         self._closed_reason: str | None = None
         if raced_group is not None:
             raced_group._closed_reason = "these branches ran a race: join the group that race(...) returned"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self.states)} branches of {self.src_state!r}>"
+
+    def _repr_html_(self) -> str:
+        """Returns the branches side by side as HTML for notebooks, as far as their texts are there."""
+        self.src_state._run.check_has_run()
+        return forks_html(self.src_state._branch, self._branches, self._fork_point.num_segments)
 
     def cancel(self) -> None:
         """Ends the calls of all branches at once; see `cancel` of a state. The program continues without them."""
@@ -91,7 +101,7 @@ class ForkGroup(Generic[S]):
     def __getitem__(self, index: int | slice) -> S | list[S]:
         if isinstance(index, str):
             raise InputError(f"a group has branches, not variables: read forks[i][{index!r}], or join() and read s")
-        return self.states[index]
+        return ShownList(states_html, self.states[index]) if isinstance(index, slice) else self.states[index]
 
     def __setitem__(self, index: int, state: S) -> None:
         """Exists for `forks[i] += ...` only. A branch cannot be replaced by another state."""

@@ -82,21 +82,19 @@ class ProgramState(StateReader):
         ProgramError."""
         self._branch.abort_variable(name, None if name is None else self._variable(name))
 
-    def show(self, path: str | Path | None = None) -> Path:
+    @overload
+    def show(self, path: str | Path) -> Path: ...
+    @overload
+    def show(self, path: None = None) -> Path | None: ...
+    def show(self, path: str | Path | None = None) -> Path | None:
         """Waits for the program and writes a trace of its calls: an HTML page (.html) or a Perfetto trace (.json).
-        Returns the path. Without `path` the page is opened in a browser. The page has one lane per branch over time,
-        with texts and token counts on hover."""
-        from plait.lang.spans.export import show  # lazy: few programs need it
+        Returns the path. Without `path` it is shown in the notebook, and None returned; outside a notebook the page is
+        opened in a browser. It has a row for each call, below its branch, over time; a click shows texts and tokens."""
+        from plait.lang.display.export import show  # lazy: few programs need it
 
         self._run.check_has_run()
         self._wait_for_body()
         return show(self._run, path)
-
-    def _repr_html_(self) -> str:
-        """Returns the text as HTML for notebooks, with generated text highlighted."""
-        from plait.lang.spans.export import as_html
-
-        return as_html(self._branch)
 
     def __str__(self) -> str:
         """`ProgramState(<the text>)`; waits like `text()`."""

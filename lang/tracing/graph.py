@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from plait.lang.core.expressions import RoleBegin, RoleEnd, Text
@@ -107,6 +108,13 @@ class Graph:
         from plait.lang.tracing.graph_rendering import as_text
 
         return as_text(self)
+
+    def _repr_html_(self) -> str:
+        """Returns the steps as HTML for notebooks, the branches of a fork side by side."""
+        from plait.lang.html.render import fragment
+        from plait.lang.tracing.graph_rendering import steps
+
+        return fragment("graph", self, partial(steps, self))
 
     def __repr__(self) -> str:
         return f"<graph of plait program {self.name!r}: {len(self.nodes)} steps on {len(self.branch_parents)} branches>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from plait.lang.core.expressions import Text
 from plait.lang.tracing.labels import describe_options
@@ -23,21 +23,42 @@ def as_text(graph: Graph) -> str:
     return "\n".join([*lines, *_branch_lines(graph, 0, 1)])
 
 
-def _branch_lines(graph: Graph, branch_id: int, depth: int) -> Iterator[str]:
-    inside = 0  # the number of open turns and scopes
+class Step(NamedTuple):
+    """`depth`: the number of open turns and scopes around it. `kind`: "call", "text", "fork" or "other". `branches`:
+    those of a fork."""
+
+    depth: int
+    kind: str
+    label: str
+    branches: tuple[int, ...]
+
+
+def steps(graph: Graph, branch_id: int) -> Iterator[Step]:
+    """Yields the steps of a branch."""
+    inside = 0
     for node in graph.nodes:
-        if node.branch_id != branch_id:
-            continue
-        if node.nesting < 0:
+        if node.branch_id == branch_id and node.nesting < 0:
             inside = max(0, inside - 1)
-            continue
-        indent = "  " * (depth + inside)
-        yield f"{indent}{node.describe()}"
-        inside += node.nesting
-        if isinstance(node, ForkInto):
-            for index, branch in enumerate(node.branches):
-                yield f"{indent}  branch {index}"
-                yield from _branch_lines(graph, branch, depth + inside + 2)
+        elif node.branch_id == branch_id:
+            yield Step(inside, _kind(node), node.describe(), tuple(node.branches) if isinstance(node, ForkInto) else ())
+            inside += node.nesting
+
+
+def _branch_lines(graph: Graph, branch_id: int, depth: int) -> Iterator[str]:
+    for step in steps(graph, branch_id):
+        indent = "  " * (depth + step.depth)
+        yield f"{indent}{step.label}"
+        for index, branch in enumerate(step.branches):
+            yield f"{indent}  branch {index}"
+            yield from _branch_lines(graph, branch, depth + step.depth + 2)
+
+
+def _kind(node: Node) -> str:
+    if isinstance(node, ForkInto | Join | Adopt):
+        return "fork"
+    if not isinstance(node, Append):
+        return "other"
+    return "call" if node.is_call else "text" if isinstance(node.expr, Text | TracedValue) else "other"
 
 
 # -- Mermaid --------------------------------------------------------------------------------------
@@ -85,14 +106,8 @@ class _Flowchart:
 
 def _shape(node: Node) -> str:
     """Returns the box of a step: rounded for calls, slanted for text, a hexagon for forks and joins."""
-    label = _quoted(node.describe())
-    if isinstance(node, ForkInto | Join | Adopt):
-        return "{{" + label + "}}"
-    if isinstance(node, Append) and node.is_call:
-        return f"({label})"
-    if isinstance(node, Append) and isinstance(node.expr, Text | TracedValue):
-        return f"[/{label}/]"
-    return f"[{label}]"
+    before, after = {"fork": ("{{", "}}"), "call": ("(", ")"), "text": ("[/", "/]"), "other": ("[", "]")}[_kind(node)]
+    return before + _quoted(node.describe()) + after
 
 
 def _quoted(text: str) -> str:

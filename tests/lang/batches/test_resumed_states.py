@@ -21,6 +21,7 @@ import plait
 from plait import gen
 from plait.constrained import Choices, JsonSchema, Structural
 from plait.lang.batches.saved_values import CannotSave, ValueCodec
+from plait.lang.html.shown_list import ShownList
 from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.messages import Generate
 
@@ -89,9 +90,23 @@ def test_resumed_item_gives_everything_that_a_fresh_one_gives(backend, tmp_path)
     assert state["seen"]["colours"] == {Colour.RED} and state["leaf"] == [[" fine.", " fine."]]
     assert len(state.get_meta_info("mood")["choice_scores"]) == 2
     assert state["tint"] is Colour.RED and state.text_of("tint") == "red"
-    assert state.show(trace) == trace and trace.read_text().count('class="span"') == state.usage.calls
+    assert state.show(trace) == trace and trace.read_text().count('<details class="call ') == state.usage.calls
     with pytest.raises(plait.PlaitError, match="the program has ended"):
         state._append(plait.lang.core.expressions.as_expr("more"))
+
+
+def test_reasons_of_ended_branches_and_lists_of_beams_are_saved(backend, tmp_path):
+    @plait.function
+    def program(s, question):
+        forks = s.fork(2)
+        forks += question + gen("a")
+        forks.adopt(0)
+        return ShownList(repr, [1, 2])
+
+    first, second = (program.run_batch(ITEMS, resume=tmp_path / "batch.jsonl")[0] for _ in range(2))
+    assert first.ret_value == second.ret_value == [1, 2]
+    assert len(backend.scheduler.sent(Generate)) == 4, "nothing ran again"
+    assert first._run.ended_branches == second._run.ended_branches == {2: "another branch was adopted"}
 
 
 def test_infinite_logprobs_are_saved_as_json(backend, tmp_path, monkeypatch):

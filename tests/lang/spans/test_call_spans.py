@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 
 import pytest
 from scripted_scheduler import Gate
-from span_samples import call_segment, program
+from span_samples import call_segment, program, run_of
 
 import plait
 from plait import gen
+from plait.lang.html.filters import shares
+from plait.lang.html.render import page
 from plait.lang.spans.call_spans import collect_runs, trace_of
-from plait.lang.spans.export import _shares, render_page
 from plait.runtime.errors import CallFailed
 
 
@@ -66,14 +66,18 @@ def test_span_starts_after_the_calls_before_it_and_counts_all_queue_time():
         call_segment(0, 2.1, 4.0, wall_s=0.5, queue_s=0.1, compile_s=0.1),  # it waited 1.4 s
         call_segment(2, 2.2, 2.4),  # of a service that reports no times
     ]
-    run = SimpleNamespace(
-        program="p", branch_parents=[None, 0, 1], started_s=0.0, error=None, call_segments=lambda: call_segments
-    )
-    spans = trace_of(run).spans
+    spans = trace_of(run_of(call_segments, [None, 0, 1])).spans
     assert [span.start_s for span in spans] == pytest.approx([0.0, 1.0, 1.5, 2.1, 2.2])
     assert [span.queue_s for span in spans] == pytest.approx([0.2, 0.0, 0.0, 1.5, 0.0])
-    shares = dict(_shares(spans[3]))
-    assert shares["compile"] == pytest.approx(0.1 / 1.9) and shares["queue"] == pytest.approx(1.4 / 1.9)
+    colours = dict(shares(spans[3]))
+    assert colours["compile"] == pytest.approx(0.1 / 1.9) and colours["queue"] == pytest.approx(1.4 / 1.9)
+
+
+def test_span_without_a_value_starts_after_the_text_that_its_branch_was_forked_from():
+    lost = call_segment(1, 0.1, 3.0)
+    lost.call.usage = None
+    spans = trace_of(run_of([call_segment(0, 0.0, 1.0, wall_s=0.9), lost], [None, 0])).spans
+    assert spans[1].start_s == 1.0 and spans[1].end_s == 3.0
 
 
 def test_failed_calls_are_spans_with_escaped_errors(backend):
@@ -81,7 +85,7 @@ def test_failed_calls_are_spans_with_escaped_errors(backend):
     state = program.run_batch([{}])[0]
     trace = trace_of(state._run)
     assert trace.error is not None and "room" in trace.spans[0].error
-    assert "<b>" not in render_page([trace]) and "no &lt;b&gt;room" in render_page([trace])
+    assert "<b>room" not in page([trace]) and "no &lt;b&gt;room" in page([trace])
 
 
 def test_collect_runs_ends_with_its_block(backend):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from span_samples import call_segment, program
+from span_samples import call_segment, program, run_of
 
 from plait.lang.spans.call_spans import trace_of
 
@@ -68,10 +67,7 @@ def test_events_of_a_thread_nest_for_any_calls(parents, call_tuples, copies):
         call_segment(branch_id % len(branch_parents), began_s, began_s + took_s, wall_s=wall_s, queue_s=queue_s)
         for branch_id, began_s, took_s, wall_s, queue_s in call_tuples
     ]
-    run = SimpleNamespace(
-        program="p", branch_parents=branch_parents, started_s=0.0, error=None, call_segments=lambda: call_segments
-    )
-    trace = trace_of(run)
+    trace = trace_of(run_of(call_segments, branch_parents))
     events = [event for number in range(1, copies + 1) for event in trace.perfetto(number)]
     calls = [event for event in check_events(events) if event["cat"] != "queue"]
     assert len(calls) == copies * len(call_segments)

@@ -47,7 +47,7 @@ def test_cells_with_await(backend):
     names = {"plait": plait}
     asyncio.run(run_cells(CELLS, names))
     assert names["answers"] == ["because"] * 5 and "".join(names["pieces"]) == "because"
-    assert names["shown"].startswith("<pre") and "because" in names["shown"]
+    assert names["shown"].startswith("<style>") and "because" in names["shown"]
 
 
 def test_a_cell_that_runs_an_async_program_without_await(backend):

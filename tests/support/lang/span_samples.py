@@ -23,7 +23,13 @@ def program(s, text="Q"):
 
 
 def call_segment(branch_id, began_s, ended_s, **usage):
-    result = SimpleNamespace(usage=Usage(**usage))
-    call = SimpleNamespace(result=lambda: result)
-    fixed = {"name": "x", "failure": lambda: None, "text": lambda: ""}
+    result = SimpleNamespace(usage=Usage(**usage), logprobs=None, token_ids=[], extra_meta=None)
+    call = SimpleNamespace(result=lambda: result, done=lambda: True, usage=result.usage, failure=None, num_tokens=0)
+    fixed = {"name": "x", "text": lambda: "", "siblings": ()}
     return SimpleNamespace(branch_id=branch_id, began_s=began_s, ended_s=ended_s, call=call, **fixed)
+
+
+def run_of(call_segments, branch_parents):
+    """A run, of which a trace is made, with these calls."""
+    fixed = {"program": "p", "started_s": 0.0, "error": None, "ended_branches": {}, "progress": lambda: "done"}
+    return SimpleNamespace(branch_parents=branch_parents, call_segments=lambda: call_segments, **fixed)

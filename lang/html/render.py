@@ -1,0 +1,46 @@
+"""Renders the macros of displays.jinja, which escape every text that comes from a program or a model."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.lang.html import filters
+
+if TYPE_CHECKING:
+    from plait.lang.spans.call_spans import Trace
+
+_FOLDER = Path(__file__).parent
+STYLE = (_FOLDER / "displays.css").read_text(encoding="utf-8")
+
+
+def fragment(macro: str, *values: Any) -> str:
+    """Returns a display for a notebook: what a macro makes of the values, with a style that applies to nothing else."""
+    return str(_macros().fragment(getattr(_macros(), macro)(*values)))
+
+
+def page(traces: Sequence[Trace]) -> str:
+    """Returns the page of some traces: one file, which loads nothing and runs nothing."""
+    programs = ", ".join(dict.fromkeys(trace.program for trace in traces))
+    return str(_macros().page(_macros().traces(traces), programs[:80]))
+
+
+@cache
+def _macros() -> Any:
+    import jinja2  # lazy: few programs need it
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    functions = {name: value for name, value in vars(filters).items() if inspect.isfunction(value)}
+    environment.globals.update(functions)
+    environment.filters.update(functions)
+    digest = b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    environment.globals.update(STYLE=Markup(STYLE), STYLE_DIGEST=digest)
+    return environment.from_string((_FOLDER / "displays.jinja").read_text(encoding="utf-8")).module
