@@ -61,6 +61,46 @@ def test_rollback_restores_the_state_and_rejected_tokens_do_not_change_it(
 
 
 @pytest.mark.parametrize("index", range(5))
+def test_what_is_accepted_does_not_depend_on_the_masks_that_were_filled(small: Vocabulary, index: int) -> None:
+    rng, grammar = random.Random(index), grammars(small)[index]
+    with_masks, without = grammar.matcher(), grammar.matcher()
+    row, length = np.zeros(mask_words(len(small)), np.int32), 0
+    likely = [token for token, text in enumerate(small.token_bytes) if text and not text.strip("ab1é日本".encode())]
+    for _ in range(400):
+        if rng.random() < 0.5:
+            with_masks.fill_mask(row)
+        if length and rng.random() < 0.3:
+            n = rng.randint(1, length)
+            length -= n
+            with_masks.rollback(n)
+            without.rollback(n)
+        token = rng.choice(likely)
+        is_accepted = with_masks.accept(token)
+        assert is_accepted == without.accept(token)
+        length += is_accepted
+
+
+def test_a_token_of_the_mask_is_not_looked_up_again(small: Vocabulary) -> None:
+    grammar = LlguidanceGrammar(regex_source("[ab]{1,3}", small), small)
+    matcher = grammar.matcher()
+    asked = list[object]()
+
+    class Inner:
+        def __getattr__(self, name: str) -> object:
+            asked.append(name)
+            return getattr(inner, name)
+
+    inner, row = matcher._inner, np.zeros(mask_words(len(small)), np.int32)
+    matcher._inner = Inner()
+    a, b = (small.token_bytes.index(text) for text in (b"a", b"b"))
+    matcher.fill_mask(row)
+    assert matcher.accept(a)
+    assert "validate_tokens" not in asked
+    assert matcher.accept(b)
+    assert "validate_tokens" in asked, "no mask was filled after the first token"
+
+
+@pytest.mark.parametrize("index", range(5))
 def test_only_eos_is_allowed_after_eos(small: Vocabulary, index: int) -> None:
     grammar, width = grammars(small)[index], len(small)
     matcher, rng = grammar.matcher(), random.Random(index)
