@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.arrays import contains, unique_items
-from plait.constrained.json_schema.rewrite.base import RewriteRule, SchemaObject, UnsupportedKeywords
+from plait.constrained.json_schema.rewrite.base import RewriteRule, SchemaObject, UnsupportedKeywords, refusal
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument, escape_pointer_token
 from plait.constrained.json_schema.rewrite.enums import check_enum_texts, fold_enum, listed_schema, upgrade_draft
 from plait.constrained.json_schema.rewrite.formats import FORMATS
@@ -157,7 +157,7 @@ class _Rewriter:
             self._check_keywords(part, at)
         schema = self._schema(self._document.schema, "", Beside())
         if schema is False:
-            raise GrammarError("no value satisfies this schema", "")
+            raise GrammarError(refusal("no value satisfies this schema", self._warnings.values()), "")
         body: SchemaObject = {} if schema is True else dict(schema)
         if self._definitions:
             body["$defs"] = self._definitions
