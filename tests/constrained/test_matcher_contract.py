@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from example_share import share_of
 from matchers import allowed_tokens, compile_in_process
 
 from plait.constrained import Choices, Grammar, GrammarError, JsonSchema, Matcher, Regex, Vocabulary, mask_words
+from plait.constrained.guidance import llguidance_grammar
 from plait.constrained.guidance.llguidance_grammar import MAX_MASKS, LlguidanceGrammar, MaskCache, regex_source
 from plait.constrained.json_schema.schema_compiler import compile_json
 from plait.constrained.specs import Spec
@@ -80,18 +82,38 @@ def test_what_is_accepted_does_not_depend_on_the_masks_that_were_filled(small: V
         length += is_accepted
 
 
+class Recorded:
+    """An inner matcher, and the names of what it is asked for."""
+
+    def __init__(self, inner: Any) -> None:
+        self._of, self.asked = inner, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        return getattr(self._of, name)
+
+
+def test_what_is_forced_at_the_start_is_found_before_there_are_copies(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[Recorded]()
+    compiled = llguidance_grammar.compile_inner_matcher
+
+    def recorded(text: str, vocabulary: Vocabulary) -> Recorded:
+        made.append(Recorded(compiled(text, vocabulary)))
+        return made[-1]
+
+    monkeypatch.setattr(llguidance_grammar, "compile_inner_matcher", recorded)
+    grammar = LlguidanceGrammar(regex_source("ab{1,3}", small), small)
+    assert grammar.matcher().forced_bytes() == b"ab"
+    assert made[-1].asked[:2] == ["compute_ff_bytes", "deep_copy"]
+
+
 def test_a_token_of_the_mask_is_not_looked_up_again(small: Vocabulary) -> None:
     grammar = LlguidanceGrammar(regex_source("[ab]{1,3}", small), small)
     matcher = grammar.matcher()
-    asked = list[object]()
-
-    class Inner:
-        def __getattr__(self, name: str) -> object:
-            asked.append(name)
-            return getattr(inner, name)
-
-    inner, row = matcher._inner, np.zeros(mask_words(len(small)), np.int32)
-    matcher._inner = Inner()
+    inner, row = Recorded(matcher._inner), np.zeros(mask_words(len(small)), np.int32)
+    matcher._inner, asked = inner, inner.asked
     a, b = (small.token_bytes.index(text) for text in (b"a", b"b"))
     matcher.fill_mask(row)
     assert matcher.accept(a)
