@@ -178,10 +178,11 @@ def optional_names(schema: SchemaObject, document: SchemaDocument) -> frozenset[
 def has_counts(schema: SchemaObject, document: SchemaDocument) -> bool:
     """Returns whether a schema, or one that applies to the same value, counts the properties of objects.
 
-    >>> has_counts({"anyOf": [{"maxProperties": 1}, True]}, SchemaDocument("{}"))
+    >>> has_counts({"anyOf": [{"maxProperties": 1}, True]}, SchemaDocument('{"maxProperties": 1}'))
     True
     """
-    return any(part.keys() & {"minProperties", "maxProperties"} for part in _applied(schema, document, set()))
+    counting = {"minProperties", "maxProperties"}
+    return document.has_counts and any(part.keys() & counting for part in _applied(schema, document, set()))
 
 
 def _applied(schema: SchemaObject, document: SchemaDocument, seen: set[int], depth: int = 0) -> Iterator[SchemaObject]:

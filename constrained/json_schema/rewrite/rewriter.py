@@ -150,6 +150,7 @@ class _Rewriter:
         self._unchecked: dict[str, None] = {}  # JSON pointers of dropped keywords, in order
         self._definitions: dict[str, Schema] = {}  # the `$defs` of the result
         self._names: dict[tuple[int, frozenset[str]], str] = {}  # `$ref` target's id, names beside -> name in `$defs`
+        self._counted: dict[int, bool] = {}  # id of a `$ref` target -> whether it counts properties
         self._parts = self._nesting = 0
 
     def rewrite_document(self) -> RewrittenSchema:
@@ -380,7 +381,9 @@ class _Rewriter:
             return target
         if id(target) in beside.references:
             raise GrammarError("the reference leads back to itself for the same value", f"{at}/$ref")
-        names = beside.names if beside.names and has_counts(target, self._document) else frozenset()
+        if id(target) not in self._counted:
+            self._counted[id(target)] = has_counts(target, self._document)
+        names = beside.names if self._counted[id(target)] else frozenset()
         name = self._names.get((id(target), names))
         if name is None:
             name = self._names[id(target), names] = f"d{len(self._names)}"
