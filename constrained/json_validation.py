@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -58,13 +59,17 @@ def _segment_error(reason: str, begin: re.Match[str]) -> str:
 def json_validation_error(schema: str, text: str) -> str | None:
     """Returns in one line, with a pointer into the value, why the JSON `text` does not match `schema`; None if it does.
 
+    Its numbers are decimals of any precision, as the schema's are.
+
     >>> json_validation_error('{"uniqueItems": true}', "[1,1]")
     '[1,1] has non-unique elements (at the top)'
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=Decimal)
     except (ValueError, RecursionError) as error:
         return f"not JSON: {error}"[:MAX_REASON]
+    except ArithmeticError:
+        return "it could not be checked: an exponent is too large"
     try:
         violation = next(iter(_validator(schema).iter_errors(value)), None)
     except (ValueError, jsonschema_rs.ReferencingError) as error:

@@ -19,6 +19,7 @@ from plait.host.background_calls import BackgroundCalls
 
 QUICK_S = 0.005  # of CPU; a grammar that took the worker longer is built in a thread, not in the caller's loop
 NICENESS = 11  # of such a thread: it takes 8% of a core that another thread wants
+LOWERED_NICENESS = 19  # 1.5%; not the idle class, in which a thread that has Python's lock may keep it for seconds
 
 Key = TypeVar("Key")
 
@@ -88,12 +89,16 @@ class GrammarBuilds(Generic[Key]):
             return spent_s <= QUICK_S
         return all(partition in self._vocabulary.token_tries for partition in answer.partitions)
 
-    def begin(self, key: Key, answer: TokenDfaArrays | LlguidanceSource) -> None:
-        """Starts to build a grammar in a thread. Raises RuntimeError if not open."""
+    def begin(self, key: Key, answer: TokenDfaArrays | LlguidanceSource, *, is_lowered: bool = False) -> None:
+        """Starts to build a grammar in a thread, which is_lowered gives the lowest priority but the idle class.
+
+        Raises RuntimeError if not open.
+        """
         if self._calls is None:
             raise RuntimeError("the builds are closed")
         self.running.add(key)
-        self._calls.begin(key, lambda: self._build(answer))
+        more_niceness = LOWERED_NICENESS - NICENESS if is_lowered else 0
+        self._calls.begin(key, lambda: self._build(answer), more_niceness)
 
     def collect(self) -> list[tuple[Key, Grammar | GrammarError, float]]:
         """Returns the grammars that are built, those included whose key was removed from `running`, and the CPU seconds

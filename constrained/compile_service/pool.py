@@ -377,7 +377,7 @@ class CompilePool:
         elif self.builds.is_quick(answer, result.spent_s):
             self._cache_and_finish(pending, grammar_of(answer, self.vocabulary))
         else:
-            self.builds.begin(pending, answer)
+            self.builds.begin(pending, answer, is_lowered=pending.is_lowered)
 
     def _cache_and_finish(
         self, pending: PendingSpec, answer: Grammar | GrammarError, valid_for_s: float = math.inf

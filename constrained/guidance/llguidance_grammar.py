@@ -81,6 +81,7 @@ class LlguidanceGrammar(Grammar):
         elif source.calls is not None:
             self._item_tracker = CallTracker(source.calls)
         self._prototype = compile_inner_matcher(self._text, vocabulary)
+        self._prototype.compute_ff_bytes()  # once, here: copies take over what is forced at the start of a text
         try:
             matcher = self.matcher()
             forced = matcher.forced_bytes()

@@ -28,7 +28,7 @@ from plait.constrained.json_schema.lark_scalars import (
 )
 from plait.constrained.json_schema.lark_writer import NotWritten, write_lark
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
-from plait.constrained.json_schema.rewrite.base import without_keywords
+from plait.constrained.json_schema.rewrite.base import refusal, without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.unique_parts import has_freer_alternatives, separate_unique_items
 from plait.constrained.json_schema.value_syntax import PYTHON, ValueSyntax
@@ -66,6 +66,14 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
         return ensure_compiles(LlguidanceSource(grammar, max_digits=MAX_DIGITS), vocabulary)
     spec = bundled(spec)
     rewritten = rewritten_schema(spec)
+    try:
+        return _compile_either(rewritten, spec, vocabulary)
+    except GrammarError as error:
+        raise GrammarError(refusal(error.reason, rewritten.warnings), error.where) from None
+
+
+def _compile_either(rewritten: RewrittenSchema, spec: JsonSchema, vocabulary: Vocabulary) -> LlguidanceSource:
+    """Compiles a rewritten schema as it is, or with its conjunctions combined here."""
     reason, is_costly = None, sum(map(spec.text.count, _WITH_CASES)) > 1 and is_large(rewritten.schema)
     if not is_costly and not _has_many_conjunctions(rewritten.schema, spec.text):
         try:
@@ -109,7 +117,7 @@ def rewritten_schema(spec: JsonSchema) -> RewrittenSchema:
         place = locate_rejected_keyword(
             spec.text, lambda part: isinstance(part, dict) and _without_endless(part) is None
         )
-        raise GrammarError("no finite value satisfies this schema", place)
+        raise GrammarError(refusal("no finite value satisfies this schema", rewritten.warnings), place)
     return replace(rewritten, schema=schema)
 
 
@@ -188,7 +196,8 @@ def json_rules(spec: JsonSchema | JsonObject, start: str) -> JsonRules:
     try:
         rules = schema_rules(schema, spec, start)
     except GrammarError as error:
-        raise GrammarError(_clarify_reason(error.reason), locate_rejected_keyword(spec.text, _rejects)) from None
+        reason = refusal(_clarify_reason(error.reason), rewritten.warnings)
+        raise GrammarError(reason, locate_rejected_keyword(spec.text, _rejects)) from None
     return JsonRules(start, tuple(rules), rewritten.unchecked, rewritten.warnings, unique)
 
 

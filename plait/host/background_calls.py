@@ -41,9 +41,10 @@ class BackgroundCalls(Generic[Key, Result]):
         """Readable when there is something to `collect`."""
         return self._reading
 
-    def begin(self, key: Key, call: Callable[[], Result]) -> None:
-        """Runs `call`, which must not raise, in a new thread."""
-        threading.Thread(target=self._run, args=(key, call), daemon=True, name="plait-background-call").start()
+    def begin(self, key: Key, call: Callable[[], Result], more_niceness: int = 0) -> None:
+        """Runs `call`, which must not raise, in a new thread, of more niceness than the others on Linux."""
+        arguments = (key, call, self._niceness + more_niceness)
+        threading.Thread(target=self._run, args=arguments, daemon=True, name="plait-background-call").start()
 
     def collect(self) -> list[tuple[Key, Result]]:
         """Returns (key, result) of the calls that ended since the last `collect`."""
@@ -62,11 +63,11 @@ class BackgroundCalls(Generic[Key, Result]):
                 os.close(self._reading)
                 os.close(self._writing)
 
-    def _run(self, key: Key, call: Callable[[], Result]) -> None:
+    def _run(self, key: Key, call: Callable[[], Result], niceness: int) -> None:
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
                 thread = threading.get_native_id()
-                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + self._niceness)
+                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
         result = call()
         with self._lock:
             if self._is_open:

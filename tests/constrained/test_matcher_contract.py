@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from example_share import share_of
 from matchers import allowed_tokens, compile_in_process
 
 from plait.constrained import Choices, Grammar, GrammarError, JsonSchema, Matcher, Regex, Vocabulary, mask_words
+from plait.constrained.guidance import llguidance_grammar
 from plait.constrained.guidance.llguidance_grammar import MAX_MASKS, LlguidanceGrammar, MaskCache, regex_source
 from plait.constrained.json_schema.schema_compiler import compile_json
 from plait.constrained.specs import Spec
@@ -58,6 +60,66 @@ def test_rollback_restores_the_state_and_rejected_tokens_do_not_change_it(
         matcher.rollback(len(snapshots))
     matcher.rollback(len(snapshots) - 1)
     assert snapshot(matcher, width) == snapshots[0]
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_what_is_accepted_does_not_depend_on_the_masks_that_were_filled(small: Vocabulary, index: int) -> None:
+    rng, grammar = random.Random(index), grammars(small)[index]
+    with_masks, without = grammar.matcher(), grammar.matcher()
+    row, length = np.zeros(mask_words(len(small)), np.int32), 0
+    likely = [token for token, text in enumerate(small.token_bytes) if text and not text.strip("ab1é日本".encode())]
+    for _ in range(400):
+        if rng.random() < 0.5:
+            with_masks.fill_mask(row)
+        if length and rng.random() < 0.3:
+            n = rng.randint(1, length)
+            length -= n
+            with_masks.rollback(n)
+            without.rollback(n)
+        token = rng.choice(likely)
+        is_accepted = with_masks.accept(token)
+        assert is_accepted == without.accept(token)
+        length += is_accepted
+
+
+class Recorded:
+    """An inner matcher, and the names of what it is asked for."""
+
+    def __init__(self, inner: Any) -> None:
+        self._of, self.asked = inner, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        return getattr(self._of, name)
+
+
+def test_what_is_forced_at_the_start_is_found_before_there_are_copies(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[Recorded]()
+    compiled = llguidance_grammar.compile_inner_matcher
+
+    def recorded(text: str, vocabulary: Vocabulary) -> Recorded:
+        made.append(Recorded(compiled(text, vocabulary)))
+        return made[-1]
+
+    monkeypatch.setattr(llguidance_grammar, "compile_inner_matcher", recorded)
+    grammar = LlguidanceGrammar(regex_source("ab{1,3}", small), small)
+    assert grammar.matcher().forced_bytes() == b"ab"
+    assert made[-1].asked[:2] == ["compute_ff_bytes", "deep_copy"]
+
+
+def test_a_token_of_the_mask_is_not_looked_up_again(small: Vocabulary) -> None:
+    grammar = LlguidanceGrammar(regex_source("[ab]{1,3}", small), small)
+    matcher = grammar.matcher()
+    inner, row = Recorded(matcher._inner), np.zeros(mask_words(len(small)), np.int32)
+    matcher._inner, asked = inner, inner.asked
+    a, b = (small.token_bytes.index(text) for text in (b"a", b"b"))
+    matcher.fill_mask(row)
+    assert matcher.accept(a)
+    assert "validate_tokens" not in asked
+    assert matcher.accept(b)
+    assert "validate_tokens" in asked, "no mask was filled after the first token"
 
 
 @pytest.mark.parametrize("index", range(5))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from plait.constrained.json_schema.rewrite.document import SchemaDocument
@@ -19,6 +19,17 @@ class UnsupportedKeywords(Exception):
         super().__init__(reason)
         self.reason = reason
         self.keywords = keywords
+
+
+def refusal(reason: str, warnings: Iterable[str]) -> str:
+    """Returns why a schema is refused: where no value was found, the warning that values are left out, if there is one.
+
+    >>> refusal("no value satisfies this schema", ["at /if values may be left out"])
+    'all values that were found are left out: at /if values may be left out'
+    """
+    narrowing = next((warning for warning in warnings if "left out" in warning), None)
+    is_empty = reason.startswith(("no value", "no finite value"))
+    return f"all values that were found are left out: {narrowing}" if narrowing and is_empty else reason
 
 
 def without_keywords(schema: SchemaObject, *keywords: str) -> SchemaObject:

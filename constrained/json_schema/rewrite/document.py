@@ -80,6 +80,7 @@ class SchemaDocument:
         self._resources = resources or {}
         self.draft = draft_of(self.schema)
         self.narrowings: list[tuple[str, str]] = []  # that rules reported with `narrow`, for the rewriter to take
+        self.names_beside: frozenset[str] = frozenset()  # optional ones of schemas beside the one that rules rewrite
         self._pointers: dict[int, str] = {}
         self._targets: dict[str, Schema] = {}
         self._bases: set[str] = {""}
@@ -98,6 +99,7 @@ class SchemaDocument:
                 self._index(parts)
                 self._bases |= resolve_references(parts, self.draft)
             self.parts = parts
+        self.has_counts = any(part.keys() & {"minProperties", "maxProperties"} for _, part in self.parts)
         self._registry: Any = None
 
     def _parts(self, schema: dict[str, Any]) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, bool]]:

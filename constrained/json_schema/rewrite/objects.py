@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations, permutations
 from math import comb
-from typing import Any
+from typing import Any, NamedTuple
 
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
 from plait.constrained.json_schema.rewrite.document import SchemaDocument
+from plait.constrained.json_schema.rewrite.patterns import matches
 
 MAX_DEPENDENT = 12
 MAX_SUBSETS = 64
@@ -15,6 +17,20 @@ MAX_ORDERED = 3
 MAX_APPLIED = 8  # schemas for the same value, one within another
 _NAME_SENSITIVE_KEYWORDS = frozenset(("patternProperties", "propertyNames", "minProperties", "maxProperties", "anyOf"))
 _NOT_AN_OBJECT = {"type": ["array", "boolean", "null", "number", "string"]}
+
+
+class Beside(NamedTuple):
+    """What applies to the same value as a schema. references: the ids of the `$ref` targets through which the value is
+    being checked; a reference to one of them is an endless loop. names: the optional ones that are listed there."""
+
+    references: frozenset[int] = frozenset()
+    names: frozenset[str] = frozenset()
+
+    def and_names_of(self, document: SchemaDocument, schema: SchemaObject, *but: str) -> Beside:
+        """Adds the names that a schema lists without some of its keywords, if the document counts properties."""
+        if not document.has_counts:
+            return self
+        return self._replace(names=self.names | optional_names(without_keywords(schema, *but), document))
 
 
 def dependent_required(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
@@ -101,7 +117,8 @@ def count_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaOb
         return with_all_of(
             rest, {"properties": {}, "additionalProperties": False}, *([_NOT_AN_OBJECT] if min_count else [])
         )
-    optional = sorted(_optional_names(rest, document) - required - (set(rest.get("properties", {})) - listed))
+    names = document.names_beside | optional_names(rest, document)
+    optional = sorted(names - required - (set(rest.get("properties", {})) - listed))
     if optional and (min_count or max_count is not None):
         return _count_in_open_object(rest, optional, sorted(required), min_count, max_count, document)
     bounds = {"minProperties": min_count} if min_count else {}
@@ -128,32 +145,59 @@ def _count_in_open_object(
     if sizes.start:
         too_many = needed - sizes.start + 1
         document.narrow(f"objects with {too_many} or more additional properties are left out", keyword)
-    listed, is_open = rest.get("properties", {}), not rest.keys() & {"patternProperties", "additionalProperties"}
-    if most is not None and not is_open and not listed.keys() >= set(optional):
-        raise UnsupportedKeywords("it is combined with optional properties of other schemas", keyword)
+    listed = rest.get("properties", {})
+    additional = {name: _additional_schema(rest, name) for name in optional if name not in listed}
     bounds: SchemaObject = {} if most is None else {"maxProperties": int(most)}
     cases: list[SchemaObject] = []
     for size in sizes:
         for names in combinations(optional, size):
             case = {**rest, **bounds, "required": [*required, *names]}
             if most is not None or size < needed:
-                others = {name: True for name in names if name not in listed}  # behind those in the schema's order
-                case["properties"] = {**listed, **others, **{name: False for name in optional if name not in names}}
+                others = {n: additional[n] for n in names if n in additional}  # behind those in the schema's order
+                case["properties"] = {**listed, **others, **{n: False for n in optional if n not in names}}
             cases.append({**case, "minProperties": least} if size < needed else case)
     return {"anyOf": cases} if cases else with_all_of(rest, _NOT_AN_OBJECT)
 
 
-def _optional_names(schema: SchemaObject, document: SchemaDocument, depth: int = 0) -> set[str]:
-    """Returns the names that a schema lists and allows, also in the schemas that apply to the same value."""
-    if isinstance(schema, bool) or depth > MAX_APPLIED:
-        return set()
-    names = {name for name, inner in schema.get("properties", {}).items() if inner is not False}
+def _additional_schema(schema: SchemaObject, name: str) -> Any:
+    """Returns what a schema says of a name that it does not list, but for its patterns, which hold for listed names."""
+    is_named = any(matches(pattern, name) for pattern in schema.get("patternProperties", {}))
+    return True if is_named else schema.get("additionalProperties", True)
+
+
+def optional_names(schema: SchemaObject, document: SchemaDocument) -> frozenset[str]:
+    """Returns the names that a schema lists and allows, also in the schemas that apply to the same value.
+
+    >>> optional_names({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": False}}]}, SchemaDocument("{}"))
+    frozenset({'a'})
+    """
+    listed = (part.get("properties", {}).items() for part in _applied(schema, document, set()))
+    return frozenset(name for items in listed for name, inner in items if inner is not False)
+
+
+def has_counts(schema: SchemaObject, document: SchemaDocument) -> bool:
+    """Returns whether a schema, or one that applies to the same value, counts the properties of objects.
+
+    >>> has_counts({"anyOf": [{"maxProperties": 1}, True]}, SchemaDocument('{"maxProperties": 1}'))
+    True
+    """
+    counting = {"minProperties", "maxProperties"}
+    return document.has_counts and any(part.keys() & counting for part in _applied(schema, document, set()))
+
+
+def _applied(schema: SchemaObject, document: SchemaDocument, seen: set[int], depth: int = 0) -> Iterator[SchemaObject]:
+    """Yields a schema and, once each, those that apply to the same value."""
+    if isinstance(schema, bool) or depth > MAX_APPLIED or id(schema) in seen:
+        return
+    seen.add(id(schema))
+    yield schema
     inner = [one for name in ("allOf", "anyOf", "oneOf") for one in schema.get(name, ())]
     inner += [schema[name] for name in ("if", "then", "else", "not") if name in schema]
     inner += schema.get("dependentSchemas", {}).values()
     inner += [one for one in schema.get("dependencies", {}).values() if isinstance(one, dict)]
     inner += [document.resolve_reference(schema["$ref"], "")] if "$ref" in schema else []
-    return names.union(*(_optional_names(one, document, depth + 1) for one in inner))
+    for one in inner:
+        yield from _applied(one, document, seen, depth + 1)
 
 
 def _count_in_closed_object(

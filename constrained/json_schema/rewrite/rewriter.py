@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.arrays import contains, unique_items
-from plait.constrained.json_schema.rewrite.base import RewriteRule, SchemaObject, UnsupportedKeywords
+from plait.constrained.json_schema.rewrite.base import RewriteRule, SchemaObject, UnsupportedKeywords, refusal
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument, escape_pointer_token
 from plait.constrained.json_schema.rewrite.enums import check_enum_texts, fold_enum, listed_schema, upgrade_draft
 from plait.constrained.json_schema.rewrite.formats import FORMATS
@@ -33,9 +33,11 @@ from plait.constrained.json_schema.rewrite.name_patterns import (
     separate_patterns,
 )
 from plait.constrained.json_schema.rewrite.objects import (
+    Beside,
     count_properties,
     dependent_required,
     dependent_schemas,
+    has_counts,
 )
 from plait.constrained.json_schema.rewrite.patterns import (
     are_disjoint,
@@ -147,15 +149,16 @@ class _Rewriter:
         self._warnings: dict[str, str] = {}  # JSON pointer -> what has no effect there
         self._unchecked: dict[str, None] = {}  # JSON pointers of dropped keywords, in order
         self._definitions: dict[str, Schema] = {}  # the `$defs` of the result
-        self._names: dict[int, str] = {}  # id of a `$ref` target -> its name in `$defs`
+        self._names: dict[tuple[int, frozenset[str]], str] = {}  # `$ref` target's id, names beside -> name in `$defs`
+        self._counted: dict[int, bool] = {}  # id of a `$ref` target -> whether it counts properties
         self._parts = self._nesting = 0
 
     def rewrite_document(self) -> RewrittenSchema:
         for at, part in self._document.parts:
             self._check_keywords(part, at)
-        schema = self._schema(self._document.schema, "", frozenset())
+        schema = self._schema(self._document.schema, "", Beside())
         if schema is False:
-            raise GrammarError("no value satisfies this schema", "")
+            raise GrammarError(refusal("no value satisfies this schema", self._warnings.values()), "")
         body: SchemaObject = {} if schema is True else dict(schema)
         if self._definitions:
             body["$defs"] = self._definitions
@@ -168,7 +171,7 @@ class _Rewriter:
 
     def rewrite_part(self, schema: Schema, at: str) -> Schema:
         """Returns one part, rewritten, with the definitions that it needs."""
-        rewritten = self._schema(schema, at, frozenset())
+        rewritten = self._schema(schema, at, Beside())
         if not self._definitions or not isinstance(rewritten, dict):
             return rewritten
         return {**rewritten, "$defs": self._definitions}
@@ -205,12 +208,8 @@ class _Rewriter:
                 del part[name]
                 self._unchecked[f"{at}/{escape_pointer_token(name)}"] = None
 
-    def _schema(self, schema: Schema, at: str, active_references: frozenset[int]) -> Schema:
-        """Returns the rewritten schema.
-
-        `active_references`: the ids of the `$ref` targets through which the same value is being checked. A reference to
-        one of them is an endless loop.
-        """
+    def _schema(self, schema: Schema, at: str, beside: Beside) -> Schema:
+        """Returns the rewritten schema."""
         at = self._document.pointer(schema, at)
         if isinstance(schema, bool):
             return schema
@@ -223,8 +222,9 @@ class _Rewriter:
         }
         for rule, keywords in REWRITE_RULES:
             if not keywords.isdisjoint(rewritten):
+                self._document.names_beside = beside.names
                 rewritten = self._apply_rule(rule, rewritten, at)
-        emitted = self._emit(rewritten, at, active_references)
+        emitted = self._emit(rewritten, at, beside)
         self._nesting -= 1
         return emitted
 
@@ -252,7 +252,7 @@ class _Rewriter:
             self._warnings[f"{place} {values}"] = f"at {place or 'the top'} {values}"
         self._document.narrowings.clear()
 
-    def _emit(self, schema: SchemaObject, at: str, active_references: frozenset[int]) -> Schema:
+    def _emit(self, schema: SchemaObject, at: str, beside: Beside) -> Schema:
         """Returns a schema, to which all rules were applied, in the compiler's keywords."""
         if "enum" in schema and not schema["enum"]:
             return False
@@ -267,12 +267,12 @@ class _Rewriter:
         conjuncts += self._string_patterns(schema, at)
         self._object_and_array_parts(schema, out, at)
         if "$ref" in schema:
-            conjuncts.append(self._reference(schema["$ref"], at, active_references))
-        conjuncts += [
-            self._schema(inner, f"{at}/allOf/{i}", active_references) for i, inner in enumerate(schema.get("allOf", ()))
-        ]
+            conjuncts.append(self._reference(schema["$ref"], at, beside.and_names_of(self._document, schema, "$ref")))
+        if "allOf" in schema:
+            inner = beside.and_names_of(self._document, schema)
+            conjuncts += [self._schema(one, f"{at}/allOf/{i}", inner) for i, one in enumerate(schema["allOf"])]
         if "anyOf" in schema:
-            conjuncts.append(self._any_of(schema["anyOf"], at, active_references))
+            conjuncts.append(self._any_of(schema["anyOf"], at, beside.and_names_of(self._document, schema, "anyOf")))
         if any(conjunct is False for conjunct in conjuncts):
             return False
         conjuncts = [conjunct for conjunct in conjuncts if conjunct is not True and conjunct != {}]
@@ -288,8 +288,8 @@ class _Rewriter:
             return True
         return listed_schema(schema["enum"])
 
-    def _any_of(self, branches: list[Schema], at: str, active_references: frozenset[int]) -> Schema:
-        rewritten = [self._schema(inner, f"{at}/anyOf/{i}", active_references) for i, inner in enumerate(branches)]
+    def _any_of(self, branches: list[Schema], at: str, beside: Beside) -> Schema:
+        rewritten = [self._schema(inner, f"{at}/anyOf/{i}", beside) for i, inner in enumerate(branches)]
         if any(branch is True or branch == {} for branch in rewritten):
             return True
         rewritten = [branch for branch in rewritten if branch is not False]
@@ -315,17 +315,17 @@ class _Rewriter:
 
     def _object_and_array_parts(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
         """Rewrites the schemas of an object's properties and an array's items."""
-        no_references: frozenset[int] = frozenset()
+        nothing = Beside()
         for name in ("items", "additionalProperties"):
             if name in schema:
-                out[name] = self._schema(schema[name], f"{at}/{name}", no_references)
+                out[name] = self._schema(schema[name], f"{at}/{name}", nothing)
         if "prefixItems" in schema:
             listed = enumerate(schema["prefixItems"])
-            out["prefixItems"] = [self._schema(inner, f"{at}/prefixItems/{i}", no_references) for i, inner in listed]
+            out["prefixItems"] = [self._schema(inner, f"{at}/prefixItems/{i}", nothing) for i, inner in listed]
         if "properties" in schema:
             named = schema["properties"].items()
             out["properties"] = {
-                n: self._schema(s, f"{at}/properties/{escape_pointer_token(n)}", no_references) for n, s in named
+                n: self._schema(s, f"{at}/properties/{escape_pointer_token(n)}", nothing) for n, s in named
             }
         if schema.get("patternProperties"):
             self._pattern_properties(schema, out, at)
@@ -341,7 +341,7 @@ class _Rewriter:
             for pattern, inner in schema["patternProperties"].items():
                 plain = ecma_to_plain_pattern(pattern).pattern
                 rewritten[f"^(?:{plain})$"] = self._schema(
-                    inner, f"{at}/patternProperties/{escape_pointer_token(pattern)}", frozenset()
+                    inner, f"{at}/patternProperties/{escape_pointer_token(pattern)}", Beside()
                 )
             self._apply_patterns_to_names(schema, out, at)
             if any(
@@ -371,19 +371,22 @@ class _Rewriter:
             for pattern, pattern_schema in schema["patternProperties"].items():
                 if matches(pattern, name):
                     pointer = f"{at}/patternProperties/{escape_pointer_token(pattern)}"
-                    more = self._schema(pattern_schema, pointer, frozenset())
+                    more = self._schema(pattern_schema, pointer, Beside())
                     inner = False if inner is False or more is False else {"allOf": [inner, more]}
                     out["properties"][name] = inner
 
-    def _reference(self, reference: Any, at: str, active_references: frozenset[int]) -> Schema:
+    def _reference(self, reference: Any, at: str, beside: Beside) -> Schema:
         target = self._document.resolve_reference(reference, f"{at}/$ref")
         if isinstance(target, bool):
             return target
-        if id(target) in active_references:
+        if id(target) in beside.references:
             raise GrammarError("the reference leads back to itself for the same value", f"{at}/$ref")
-        name = self._names.get(id(target))
+        if id(target) not in self._counted:
+            self._counted[id(target)] = has_counts(target, self._document)
+        names = beside.names if self._counted[id(target)] else frozenset()
+        name = self._names.get((id(target), names))
         if name is None:
-            name = self._names[id(target)] = f"d{len(self._names)}"
+            name = self._names[id(target), names] = f"d{len(self._names)}"
             self._definitions[name] = True
-            self._definitions[name] = self._schema(target, at, active_references | {id(target)})
+            self._definitions[name] = self._schema(target, at, Beside(beside.references | {id(target)}, names))
         return {"$ref": f"#/$defs/{name}"}

@@ -9,10 +9,13 @@ import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from itertools import count
 from time import monotonic, sleep
+from typing import Any
 
+import llguidance
 import psutil
 import pytest
 from compile_pools import PATIENCE_S, results_of
@@ -28,12 +31,13 @@ from plait.constrained import (
     Regex,
     Vocabulary,
 )
-from plait.constrained.compile_service import pending_spec
+from plait.constrained.compile_service import grammar_builds, pending_spec
 from plait.constrained.compile_service import pool as pool_module
 from plait.constrained.compile_service.pending_spec import PendingSpec
 from plait.constrained.compile_service.worker_messages import CompileRefused, CompileResult, WorkerInit
 from plait.constrained.compile_service.worker_process import WorkerProcess
 from plait.constrained.compile_service.worker_set import JobFailure, WorkerSet
+from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
 
 
 class ListedWorkers:
@@ -86,6 +90,11 @@ class ListedWorkers:
         """Ends a job as a worker does that does not support its spec."""
         self.running.remove(job)
         self.ended.append((job, CompileResult(CompileRefused("no", None), 0.001)))
+
+    def compile(self, job: PendingSpec, source: LlguidanceSource) -> None:
+        """Ends a job as a worker does that has compiled its spec."""
+        self.running.remove(job)
+        self.ended.append((job, CompileResult(source, 1.0)))
 
     def fail(self, job: PendingSpec) -> None:
         """Ends a job as the death of its worker does."""
@@ -355,6 +364,31 @@ def test_a_lowered_job_that_gets_processor_time_is_not_begun_again(
     assert pool.collect() == []
     assert workers.running[0].is_lowered
     assert not workers.killed
+    pool.close()
+
+
+def test_the_grammar_of_a_lowered_spec_is_built_at_a_lower_priority(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, workers = make_pool(small)
+    pool.watch_others(lambda tenant: True)
+    niceness = list[int]()
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    built = grammar_builds.grammar_of
+
+    def grammar_of(*arguments: Any) -> Grammar | GrammarError:
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - own)
+        return built(*arguments)
+
+    monkeypatch.setattr(grammar_builds, "grammar_of", grammar_of)
+    use_much(pool, workers, "a")
+    for tenant in ("a", "b"):
+        ticket = pool.submit(large(next(_numbers)), tenant)
+        workers.compile(workers.running[-1], LlguidanceSource(llguidance.LLMatcher.grammar_from_regex("[a-z]+")))
+        assert isinstance(results_of(pool, [ticket])[ticket], Grammar)
+    highest = 19 - own
+    expected = (grammar_builds.LOWERED_NICENESS, grammar_builds.NICENESS) if sys.platform == "linux" else (0, 0)
+    assert niceness == [min(n, highest) for n in expected]
     pool.close()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from schema_strategies import accepts, compact, grammar_of, reference_validator
 
+from plait.constrained import GrammarError
 from plait.constrained.json_schema import schema_compiler
 from plait.constrained.json_schema.lark_writer import NotWritten
 
@@ -152,3 +153,15 @@ def test_every_report_of_the_rewriter_is_tried_here_and_in_the_table() -> None:
         pieces = report.values if isinstance(report, ast.JoinedStr) else [report]
         words = "".join(re.escape(piece.value) if isinstance(piece, ast.Constant) else ".*" for piece in pieces)
         assert any(re.search(words, warning) for warning in warnings), words
+
+
+@pytest.mark.parametrize("place", ["", "/properties/b"])
+def test_a_schema_whose_values_are_all_left_out_is_not_said_to_have_none(place: str) -> None:
+    inner = {"if": DATE, "then": {"type": "number", "enum": [None]}, "else": {"type": "string"}}
+    schema = {**OBJECT, "properties": {"b": inner}, "required": ["b"]} if place else inner
+    assert reference_validator(schema).is_valid({"b": "x"} if place else "x")
+    with pytest.raises(GrammarError, match=r"^all values that were found are left out: at ") as caught:
+        grammar_of(schema)
+    assert f"at {place}/if values that violate both" in caught.value.reason
+    with pytest.raises(GrammarError, match=r"^no value"):
+        grammar_of({"type": "integer", "minimum": 3, "maximum": 2, "if": True, "then": {"format": "x"}})

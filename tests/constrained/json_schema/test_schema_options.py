@@ -52,6 +52,16 @@ def test_lenient_reports_unchecked_keywords_and_checks_them_afterwards() -> None
     assert grammar_of({"type": "integer"}, lenient=True).unchecked == ()
 
 
+def test_what_is_checked_afterwards_has_numbers_of_any_precision() -> None:
+    schema = {"items": {"multipleOf": 3}, "not": {"maxItems": 4, "uniqueItems": True}}
+    grammar = grammar_of(schema, lenient=True)
+    assert grammar.unchecked == ("/not",)
+    multiple = "7495790477026279112574.0"  # the double next to it is no multiple
+    assert grammar.check(f"[{multiple},{multiple}]") is None
+    assert "is not a multiple of 3 (at /0)" in str(grammar.check("[7495790477026279112575.0,3,3]"))
+    assert grammar.check(f"[1e{'9' * 30}]") == "it could not be checked: an exponent is too large"
+
+
 def test_the_annotations_option_ignores_unknown_keywords() -> None:
     schema = {"type": "string", "format": "color", "minLenght": 3}
     grammar = grammar_of(schema, annotations=True)
