@@ -1,14 +1,17 @@
 """A file of byte arrays with JSON metadata, which is mapped into memory, and whose damage is found.
 
-Layout, little-endian: magic, five integers (`_PREAMBLE`), metadata, a table of checksums, and the arrays, which begin
-at multiples of 16 KiB and are padded with zeros. A CRC-32 covers everything before the arrays. The table has a checksum
-of every 1 MiB of the arrays, which depends on the place of each word and is computed nearly as fast as memory is read:
-the 64-bit words are a matrix, of whose row sums and column sums modulo 2^64 it holds the CRC-32. So a block whose sums
-are unaltered has at least four altered words, in two rows and two columns, whose differences cancel out.
+Layout, little-endian: magic, five integers (`_PREAMBLE`), metadata, a table of checksums, and the arrays. These begin
+at a multiple of 2 MiB if they are large, the others behind the first at multiples of 16 KiB, and are padded with zeros.
+So Linux keeps them in pages of 2 MiB, from which weights are read up to a third faster than from those of 4 KiB. A
+CRC-32 covers everything before the arrays. The table has a checksum of every 1 MiB of the arrays, which depends on the
+place of each word and is computed nearly as fast as memory is read: the 64-bit words are a matrix, of whose row sums
+and column sums modulo 2^64 it holds the CRC-32. So a block whose sums are unaltered has at least four altered words, in
+two rows and two columns, whose differences cancel out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -26,6 +29,8 @@ RunJobs = Callable[[Callable[[Any], None], Sequence[Any]], None]  # runs a funct
 MAGIC = b"plaitar2"
 CHUNK = 1 << 14
 BLOCK = 1 << 20  # bytes with one checksum; the last block may be smaller
+HUGE_PAGE = 1 << 21
+_LARGE = 1 << 24  # bytes of arrays, at least, that begin at a multiple of HUGE_PAGE
 _PREAMBLE = struct.Struct("<8sQQQQQ")  # magic, CRC-32, bytes of metadata, number of blocks, start of arrays, file size
 _CHECKED_FROM = 16  # bytes before: the magic and the CRC-32 itself
 _ROW_BYTES = 4096  # of the matrix of a block
@@ -72,16 +77,16 @@ def write_arrays(
 ) -> None:
     """Writes a complete file into the empty file `fd`. Raises OSError.
 
-    before_part: called before each MiB is written; an exception that it raises ends the writing.
+    before_part: called before each 2 MiB are written; an exception that it raises ends the writing.
     """
     num_bytes = array_starts([array.nbytes for array in arrays])[-1]
     begin = _data_start(len(metadata), num_bytes)
     os.lseek(fd, begin, os.SEEK_SET)
     checksums = []
-    for block in _blocks(arrays):
+    for part in _parts(arrays):
         before_part()
-        checksums.append(_checksum(block))
-        _write(fd, block.data)
+        checksums += [_checksum(part[first : first + BLOCK]) for first in range(0, len(part), BLOCK)]
+        _write(fd, part.data)
     rest = _PREAMBLE.pack(MAGIC, 0, len(metadata), len(checksums), begin, begin + num_bytes)[_CHECKED_FROM:]
     rest += metadata + struct.pack(f"<{len(checksums)}Q", *checksums)
     os.lseek(fd, 0, os.SEEK_SET)
@@ -99,7 +104,10 @@ def map_arrays(fd: int) -> ArrayFile:
     size = os.fstat(fd).st_size
     if size < _PREAMBLE.size:
         raise DamagedFile("it is truncated")
-    mapped = np.frombuffer(mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ), np.uint8)
+    memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)  # what is not in the page cache is read into them
+    mapped = np.frombuffer(memory, np.uint8)
     magic, checksum, metadata_bytes, num_blocks, begin, expected = _PREAMBLE.unpack(mapped[: _PREAMBLE.size].tobytes())
     if magic != MAGIC or expected != size or metadata_bytes > _MAX_METADATA:
         raise DamagedFile("it is truncated or not a file of arrays")
@@ -119,27 +127,28 @@ def _num_blocks(num_bytes: int) -> int:
 
 
 def _data_start(metadata_bytes: int, num_bytes: int) -> int:
-    return -(-(_PREAMBLE.size + metadata_bytes + 8 * _num_blocks(num_bytes)) // CHUNK) * CHUNK
+    multiple = HUGE_PAGE if num_bytes >= _LARGE else CHUNK
+    return -(-(_PREAMBLE.size + metadata_bytes + 8 * _num_blocks(num_bytes)) // multiple) * multiple
 
 
-def _blocks(arrays: Sequence[Bytes]) -> Iterator[Bytes]:
-    """Yields the blocks of padded arrays, each valid until the next one."""
-    block, filled = np.zeros(BLOCK, np.uint8), 0
+def _parts(arrays: Sequence[Bytes]) -> Iterator[Bytes]:
+    """Yields padded arrays in parts of HUGE_PAGE bytes, each valid until the next one."""
+    part, filled = np.zeros(HUGE_PAGE, np.uint8), 0
     for array in arrays:
         rest = np.ascontiguousarray(array).reshape(-1)
         while len(rest):
-            taken = min(len(rest), BLOCK - filled)
-            block[filled : filled + taken] = rest[:taken]
+            taken = min(len(rest), HUGE_PAGE - filled)
+            part[filled : filled + taken] = rest[:taken]
             rest, filled = rest[taken:], filled + taken
-            if filled < BLOCK and not len(rest):
+            if filled < HUGE_PAGE and not len(rest):
                 padding = -filled % CHUNK
-                block[filled : filled + padding] = 0
+                part[filled : filled + padding] = 0
                 filled += padding
-            if filled == BLOCK:
-                yield block
+            if filled == HUGE_PAGE:
+                yield part
                 filled = 0
     if filled:
-        yield block[:filled]
+        yield part[:filled]
 
 
 def _checksum(block: Bytes) -> int:

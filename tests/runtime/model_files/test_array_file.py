@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plait.runtime.model_files.array_file import (
     BLOCK,
     CHUNK,
+    HUGE_PAGE,
     DamagedFile,
     array_starts,
     file_bytes,
@@ -61,6 +62,28 @@ def test_what_was_written_is_mapped(tmp_path_factory, metadata, sizes):
     assert found_metadata == metadata
     assert all(np.array_equal(*pair) for pair in zip(found, arrays, strict=True))
     assert not any(array.flags.writeable for array in found)
+
+
+def test_large_arrays_lie_in_huge_pages(tmp_path, monkeypatch):
+    """Linux keeps in pages of 2 MiB what is written in such parts, from a multiple of them on."""
+    places, write_bytes = [], os.write
+
+    def spy(fd, content):
+        places.append((os.lseek(fd, 0, os.SEEK_CUR), len(content)))
+        return write_bytes(fd, content)
+
+    monkeypatch.setattr(os, "write", spy)
+    sizes = [16 * BLOCK, BLOCK + 1]
+    path, arrays = tmp_path / "large", random_arrays(sizes)
+    write(path, b"", arrays)
+    assert [size for place, size in places if place] == [HUGE_PAGE] * 8 + [BLOCK + CHUNK]
+    assert not any(place % HUGE_PAGE for place, _ in places)
+    _, found = read(path, sizes)
+    assert all(np.array_equal(*pair) for pair in zip(found, arrays, strict=True))
+    if os.path.exists("/sys/kernel/mm/transparent_hugepage"):
+        with open("/proc/self/smaps") as smaps:
+            of_file = smaps.read().split(str(path))[1]
+        assert "hg" in of_file.split("VmFlags:")[1].split("\n")[0].split()
 
 
 @pytest.fixture(scope="module")
