@@ -29,7 +29,7 @@ BLOCK_K = 128
 MAX_SPLITS = 4  # of the channels, for steps of at most FEW_ROWS rows, which have few blocks
 
 
-@triton.jit(do_not_specialize=["num_rows", "product_at", "terms_stride"])
+@triton.jit(do_not_specialize=["num_rows", "product_at"])
 def _shrink(
     x_ptr,
     table_ptr,
@@ -52,7 +52,7 @@ def _shrink(
     if slot < 0:
         return
     entry = table_ptr + slot.to(tl.int64) * slot_stride + product_at
-    ranks = tl.load(entry).to(tl.int32)
+    ranks = tl.multiple_of(tl.load(entry).to(tl.int32), 16)
     down = tl.multiple_of(tl.load(entry + 2).to(tl.pointer_type(x_ptr.dtype.element_ty)), 16)
     row = tl.load(rows_ptr + block * BM + tl.arange(0, BM)).to(tl.int64)
     real = row < num_rows
@@ -73,7 +73,7 @@ def _shrink(
         tl.store(to + rank[:, None], acc, mask=real[None, :])
 
 
-@triton.jit(do_not_specialize=["num_rows", "product_at", "terms_stride"])
+@triton.jit(do_not_specialize=["num_rows", "product_at"])
 def _gather(
     ids_ptr,
     table_ptr,
@@ -93,7 +93,7 @@ def _gather(
     if slot < 0:
         return
     entry = table_ptr + slot.to(tl.int64) * slot_stride + product_at
-    ranks = tl.load(entry).to(tl.int32)
+    ranks = tl.multiple_of(tl.load(entry).to(tl.int32), 16)
     down = tl.multiple_of(tl.load(entry + 2).to(tl.pointer_type(out_ptr.dtype.element_ty)), 16)
     row = tl.load(rows_ptr + block * BM + tl.arange(0, BM)).to(tl.int64)
     real = row < num_rows
@@ -104,7 +104,7 @@ def _gather(
         tl.store(terms_ptr + row[:, None] * terms_stride + rank, terms.to(tl.float32), mask=real[:, None])
 
 
-@triton.jit(do_not_specialize=["num_rows", "product_at", "terms_stride"])
+@triton.jit(do_not_specialize=["num_rows", "product_at"])
 def _expand(
     terms_ptr,
     table_ptr,
@@ -140,13 +140,14 @@ def _expand(
     for piece in range(num_pieces):
         at = entry + HEADER + piece * PIECE
         begin, end = tl.load(at).to(tl.int32), tl.load(at + 1).to(tl.int32)
-        ranks = tl.load(at + 3).to(tl.int32)
+        ranks = tl.multiple_of(tl.load(at + 3).to(tl.int32), 16)
         up = tl.multiple_of(tl.load(at + 4).to(tl.pointer_type(dtype)), 16)
         bias = tl.load(at + 5)
         inside = (n >= begin) & (n < end)
         changed = changed | inside
         up_at = up + (n - begin)[:, None].to(tl.int64) * ranks + k[None, :]  # [BN, BR]
-        terms_at = terms_ptr + row[None, :] * terms_stride + tl.load(at + 2) + k[:, None]  # [BR, BM]
+        first = tl.multiple_of(tl.load(at + 2).to(tl.int32), 16)
+        terms_at = terms_ptr + row[None, :] * terms_stride + first + k[:, None]  # [BR, BM]
         meets = (begin < first_n + BN) & (end > first_n)
         for start in range(0, tl.where(meets, ranks, 0), BR):
             w = tl.load(up_at + start, mask=inside[:, None], other=0.0)
@@ -202,7 +203,8 @@ def add_low_rank(
             x, table, terms, groups.slots, groups.block_experts, rows, channels, split_channels, x.stride(0),
             *described[1:], BM=block, BK=BLOCK_K, num_warps=4, num_stages=4,
         )  # fmt: skip
-    _expand[(blocks, triton.cdiv(outs, 128))](
+    block_n = 128 if block == 16 else 64
+    _expand[(blocks, triton.cdiv(outs, block_n))](
         terms, table, out, groups.slots, groups.block_experts, *described, out.stride(0),
-        SPLITS=splits, BM=block, BN=128, num_warps=4, num_stages=2,
+        SPLITS=splits, BM=block, BN=block_n, num_warps=4, num_stages=2,
     )  # fmt: skip
