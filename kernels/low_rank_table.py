@@ -1,9 +1,9 @@
-"""Low-rank updates of a model's products (LoRA, arXiv:2106.09685) on a device, and the table by which kernels find them.
+"""Low-rank updates of a model's products (LoRA, arXiv:2106.09685) on a device, and the table of their addresses.
 
 An entry of the table [slots, products, COLUMNS] int64 describes what the adapter in a slot adds to a product:
 
-    ranks of `down`, number of pieces, address of `down`, then for each piece
-    its first output, the one behind its last, its first rank, its ranks, the address of `up`, that of the bias (0: none)
+    ranks of `down`, number of pieces, address of `down`; then for each piece
+    its first output, the one behind its last, its first rank, its ranks, the addresses of `up` and bias (0: no bias)
 
 An entry of zeros is of an adapter that leaves the product as it is. The table stays where it is, so a captured step
 reads what it holds at each replay.

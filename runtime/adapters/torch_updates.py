@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +14,6 @@ from plait.kernels.low_rank_table import COLUMNS, MAX_PIECES, RANK_STEP, LowRank
 from plait.kernels.operators import FusedOperators, Kernels, LinearOp
 from plait.runtime.adapters.adapter import EMBEDDING, GROUPS, HEAD, MAX_RANK, Adapter, PlacedUpdate
 from plait.runtime.arrays import IntArray
-from plait.runtime.executor.batch_arrays import starts
-from plait.runtime.executor.torch_device import upload
 from plait.runtime.models import layers
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.layers import ProductPlace, StepUpdates
@@ -90,9 +89,9 @@ class TorchAdapters:
 
     def _on_device(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The parts in one piece of memory. They are copied on a stream of their own, for which no step waits."""
-        offsets = starts([-(-part.numel() // ALIGN) * ALIGN for part in parts]).tolist()
-        host = torch.zeros(offsets[-1], dtype=self._dtype)
-        for part, offset in zip(parts, offsets, strict=False):
+        *offsets, size = accumulate((-(-part.numel() // ALIGN) * ALIGN for part in parts), initial=0)
+        host = torch.zeros(size, dtype=self._dtype)
+        for part, offset in zip(parts, offsets, strict=True):
             host[offset : offset + part.numel()] = part.flatten()
         if self._upload_stream is None:
             memory = host.to(self._device)
@@ -100,7 +99,7 @@ class TorchAdapters:
             with torch.cuda.stream(self._upload_stream):
                 memory = host.to(self._device)
             self._upload_stream.synchronize()
-        views = [memory[at : at + part.numel()].view(part.shape) for part, at in zip(parts, offsets, strict=False)]
+        views = [memory[at : at + part.numel()].view(part.shape) for part, at in zip(parts, offsets, strict=True)]
         return memory, views
 
     def place(self, slot: int, adapter: PlacedAdapter | None) -> None:
@@ -126,7 +125,8 @@ class TorchAdapters:
     def step(self, slots: IntArray) -> StepUpdates:
         """The updates of a step. slots [T]: the index of each token's adapter; -1 is none."""
         if self._kernels.fused is not None:
-            (on_device,) = upload([slots], self._device)
+            host = torch.from_numpy(slots)
+            on_device = host.pin_memory().to(self._device, non_blocking=True) if self._upload_stream else host
             return self._by_table(self._kernels.fused, on_device, self.num_terms)
         tokens = {int(slot): np.flatnonzero(slots == slot) for slot in np.unique(slots) if slot >= 0}
         groups = [
@@ -135,7 +135,7 @@ class TorchAdapters:
         return GroupedUpdates(groups, self._kernels.linear)
 
     def captured(self, slots: torch.Tensor) -> StepUpdates:
-        """The updates of a step that is captured; its replays read slots [T] int32 on the device, and what is in them."""
+        """The updates of a step that is captured. slots [T] int32, on the device: each replay reads them again."""
         assert self._kernels.fused is not None
         return self._by_table(self._kernels.fused, slots, MAX_TERMS)
 

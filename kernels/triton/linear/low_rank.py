@@ -1,10 +1,10 @@
 """Adds the low-rank updates of adapters to a product, different ones for different rows: gather, shrink and expand.
 
 The rows of a step are sorted by adapter once (`grouped_matmul.sort_by_expert`). For each product, one kernel writes the
-terms of blocks of rows with one adapter, x @ down.T in float32, and a second one adds terms @ up.T + bias to the outputs
-(the two halves of S-LoRA's and Punica's products, arXiv:2311.03285 and arXiv:2310.18547). Adapters of any rank share a
-launch: programs read ranks and addresses in the table (`low_rank_table`), and those with nothing to do return. The host
-reads nothing, so steps are captured in graphs, which later steps replay with other adapters in the slots.
+terms of blocks of rows with one adapter, x @ down.T in float32, and a second one adds terms @ up.T + bias to the
+outputs, as in Punica (arXiv:2310.18547) and S-LoRA (arXiv:2311.03285). Adapters of any rank share a launch: programs
+read ranks and addresses in the table (`low_rank_table`), and those with nothing to do return. The host reads nothing,
+so steps are captured in graphs, which later steps replay with other adapters in the slots.
 
 Every output has one writer and a fixed order of sums. Terms are rounded to the dtype of x before they are multiplied,
 as in a model that computes them as layers of its own.

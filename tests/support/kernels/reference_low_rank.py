@@ -45,5 +45,3 @@ def add_low_rank(
             if bias:
                 delta += at_address(bias, (end - begin,), out.dtype).float()
             out[rows, begin:end] = (out[rows, begin:end].float() + delta).to(out.dtype)
-
-

@@ -168,7 +168,7 @@ def test_the_kv_pool_leaves_memory_for_adapters_that_come_later(saved, model):
         runner.allocate_pool(64)
         allocated = []
         runner.allocate_pool = allocated.append
-        prepare_device(engine_config(**{k: v for k, v in fields.items()}), runner, memory, lambda: ImmediateStream(CPU))
+        prepare_device(engine_config(**fields), runner, memory, lambda: ImmediateStream(CPU))
         pages.append(allocated[-1] * runner.page_bytes)
     largest = max((saved / name / "adapter_model.safetensors").stat().st_size for name in NAMES[1:])
     assert pages[0] - pages[1] == pytest.approx(5 * largest, abs=1024)
