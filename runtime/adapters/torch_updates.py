@@ -49,34 +49,43 @@ class TorchAdapters:
         self._places: dict[ProductPlace | None, int] = {
             place: index for index, place in enumerate((*layer_places, layers.HEAD, None))
         }
-        no_entries = torch.zeros((len(self._places), COLUMNS), dtype=torch.int64)
-        self._empty = PlacedAdapter({}, no_entries, torch.empty(0, device=device))
+        self._empty = PlacedAdapter({}, self._entries_of({}), torch.empty(0, device=device))
         self._slots = [self._empty] * num_slots
         self.num_terms = RANK_STEP  # the most of a product in any slot so far
-        self._table = torch.zeros((num_slots, *no_entries.shape), dtype=torch.int64, device=device)
+        self._table = torch.zeros((num_slots, *self._empty.entries.shape), dtype=torch.int64, device=device)
+        # Adapters are copied on a stream of their own, for which no step waits.
         self._upload_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     # -- slots --------------------------------------------------------------------------------------
 
     def prepare(self, adapter: Adapter) -> PlacedAdapter:
         """As in `AdapterSlots`."""
-        family, of_places = FAMILIES_BY_NAME[self._config.architecture], dict[ProductPlace | None, list[PlacedUpdate]]()
-        for place in self._places:
-            if place is not None and place != layers.HEAD:
-                of_places[place] = adapter.placed(self._config, family, place.layer, place.group)
+        family = FAMILIES_BY_NAME[self._config.architecture]
+        of_places: dict[ProductPlace | None, list[PlacedUpdate]] = {
+            ProductPlace(layer, group): adapter.placed(self._config, family, layer, group)
+            for layer in range(self._config.num_layers)
+            for group in GROUPS
+        }
         for outer, module in ((layers.HEAD, HEAD), (None, EMBEDDING)):
             if module in adapter.updates:
                 of_places[outer] = [PlacedUpdate(0, adapter.updates[module])]
         parts: list[torch.Tensor] = []
         for place, placed in of_places.items():
             parts += self._parts_of(placed, place is None)
-        memory, tensors = self._on_device(parts)
-        left = iter(tensors)
-        products = {place: _product(placed, left) for place, placed in of_places.items() if placed}
-        entries = self._empty.entries.clone()
+        with torch.cuda.stream(self._upload_stream):  # without one it does nothing
+            memory, tensors = self._on_device(parts)
+            left = iter(tensors)
+            products = {place: _product(placed, left) for place, placed in of_places.items() if placed}
+            entries = self._entries_of(products)
+        if self._upload_stream is not None:
+            self._upload_stream.synchronize()
+        return PlacedAdapter(products, entries, memory)
+
+    def _entries_of(self, products: Products) -> torch.Tensor:
+        entries = torch.zeros((len(self._places), COLUMNS), dtype=torch.int64, pin_memory=self._device.type == "cuda")
         for place, product in products.items():
             entries[self._places[place]] = torch.tensor(product.entry())
-        return PlacedAdapter(products, entries.pin_memory() if self._upload_stream else entries, memory)
+        return entries
 
     def _parts_of(self, placed: Sequence[PlacedUpdate], is_embedding: bool) -> list[torch.Tensor]:
         """`down` of all updates, then `up` of each and its bias, if it has one, with ranks in whole steps."""
@@ -88,17 +97,12 @@ class TorchAdapters:
         return [torch.from_numpy(np.ascontiguousarray(part)).to(self._dtype) for part in parts]
 
     def _on_device(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The parts in one piece of memory. They are copied on a stream of their own, for which no step waits."""
+        """The parts in one piece of memory, and that."""
         *offsets, size = accumulate((-(-part.numel() // ALIGN) * ALIGN for part in parts), initial=0)
         host = torch.zeros(size, dtype=self._dtype)
         for part, offset in zip(parts, offsets, strict=True):
             host[offset : offset + part.numel()] = part.flatten()
-        if self._upload_stream is None:
-            memory = host.to(self._device)
-        else:
-            with torch.cuda.stream(self._upload_stream):
-                memory = host.to(self._device)
-            self._upload_stream.synchronize()
+        memory = host.to(self._device)
         views = [memory[at : at + part.numel()].view(part.shape) for part, at in zip(parts, offsets, strict=True)]
         return memory, views
 
