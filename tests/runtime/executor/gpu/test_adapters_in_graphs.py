@@ -18,6 +18,7 @@ from tiny_adapters import make_adapter, outer_targets_of
 from tiny_hf_models import randomized
 
 from plait.runtime.adapters import adapter_pool
+from plait.runtime.call_reports import decode_logprobs
 from plait.runtime.config import engine_config
 from plait.runtime.executor.gpu.cuda_graphs import PIECEWISE
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher, prepare_device
@@ -85,8 +86,12 @@ def arrivals_of(work):
 def assert_same(found, expected):
     for call, outcome in expected.items():
         assert found[call].tokens == outcome.tokens and type(found[call].end) is type(outcome.end), call
-        for ours, theirs in zip(found[call].logprobs, outcome.logprobs, strict=True):
-            assert ours.token_id == theirs.token_id and ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+        ours, theirs = (
+            [*one.logprobs, *decode_logprobs(one.end.prompt_logprobs or [])] for one in (found[call], outcome)
+        )
+        assert [entry.token_id for entry in ours] == [entry.token_id for entry in theirs]
+        shown = [[entry.logprob for entry in entries if entry.logprob is not None] for entries in (ours, theirs)]
+        assert shown[0] == pytest.approx(shown[1], abs=1e-3), call
 
 
 @settings(max_examples=8, deadline=None)
@@ -108,9 +113,10 @@ def test_steps_with_adapters_are_replayed_and_overlap(model):
     """Decoding, forced tokens, and prompts beside them; steps without an adapter have the graphs without one."""
     names = ("a", "", "outer", "b", "a", "outer")
     work = [
-        dict(at=4 * i, adapter=name, prompt=[1 + i % 3] * (1 + 5 * i), n=12, constraint=None, fields={})
+        dict(at=4 * i, adapter=name, prompt=[1 + i % 3] * (1 + 5 * i), n=12, constraint=None, fields={"logprobs": True})
         for i, name in enumerate(names)
     ]
+    work[2]["fields"] = {"prompt_logprobs_from": 0}  # the head of its prompt is computed operator by operator
     work += [dict(at=70, adapter="", prompt=[1, 2], n=6, constraint=None, fields={})]
     work += [dict(at=30 + i, adapter="b", prompt=[2, i], n=9, constraint=WORDS, fields={}) for i in range(1, 3)]
     steps, eager = launcher(model.fused, 4), []
