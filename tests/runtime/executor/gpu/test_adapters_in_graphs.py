@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from delayed_device import DelayedStream, QueuedRunner
@@ -18,11 +19,15 @@ from tiny_adapters import make_adapter, outer_targets_of
 from tiny_hf_models import randomized
 
 from plait.runtime.adapters import adapter_pool
+from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.request import Request
 from plait.runtime.call_reports import decode_logprobs
 from plait.runtime.config import engine_config
-from plait.runtime.executor.gpu.cuda_graphs import PIECEWISE
+from plait.runtime.executor.gpu.cuda_graphs import MAX_Q_LEN, PIECEWISE, GraphKey
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher, prepare_device
 from plait.runtime.executor.torch_runner import TorchRunner
+from plait.runtime.kv_cache.radix_node import CacheNamespace
+from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Append, Close, Generate, Open
 from plait.runtime.sampling_params import sampling_params
 
@@ -133,6 +138,23 @@ def test_steps_with_adapters_are_replayed_and_overlap(model):
     assert not eager and steps.num_overlapped > 10
     kinds = {(key.q_len, key.has_adapters) for _, key in replayed}
     assert {(1, True), (1, False), (PIECEWISE, True)} <= kinds
+    model.fused.adapter_slots.enqueue = lambda work: work()
+
+
+@pytest.mark.parametrize("q_len", [MAX_Q_LEN, PIECEWISE])
+def test_the_head_of_a_row_is_that_of_its_own_adapter(model, q_len):
+    """Behind rows with more tokens and another adapter, in either kind of graph."""
+    names, steps, batch = ("a", "outer"), launcher(model.fused, 4), Batch(64)
+    for number, name in enumerate(names):
+        seq = Sequence(CacheNamespace(adapter=model.fused.adapter_pool.names[name]), [1, 2, 3, 1, 2][number * 4 :])
+        seq.pages.extend(np.arange(8 * number, 8 * number + len(seq), dtype=np.int32))
+        batch.add(Request(None, seq, 0, len(seq) - 1), 0, len(seq))
+    batch.sampled_requests = [(0, None), (1, None)]
+    assert steps.graphs.graph_key(batch) == GraphKey(8, MAX_Q_LEN, False, True)
+    steps.graphs.forward(batch, GraphKey(8 if q_len else 16, q_len, False, True))
+    steps.stream.run_until(steps.stream.num_enqueued)
+    expected = model.plain.logits(model.plain.forward(batch), {})
+    torch.testing.assert_close(steps.graphs.logits(2), expected, atol=1e-4, rtol=1e-4)
     model.fused.adapter_slots.enqueue = lambda work: work()
 
 
