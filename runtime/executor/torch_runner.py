@@ -123,8 +123,8 @@ class TorchRunner(TorchOutputs):
 
     @property
     def missing_bytes(self) -> int:
-        """The memory of adapters that are loaded later."""
-        return 0 if self.adapter_pool is None else self.adapter_pool.missing_bytes
+        """The memory of adapters that are loaded later: twice their files, because a rank of 8 is padded to 16."""
+        return 0 if self.adapter_pool is None else 2 * self.adapter_pool.missing_bytes
 
     has_launcher = True
     """Whether `gpu.step_launcher` runs the steps on a GPU."""
