@@ -5,7 +5,8 @@
 
 MODEL: a GGUF file or a folder; the embedded model by default. The adapters are random and change all linear layers.
 The second form writes N adapters (of 16 bits; 10 MB each for rank 16 of the embedded model), of which 16 are held at
-once, and reports, over alternating pairs of runs,
+once. They lie in a temporary folder, which is removed at the end, also by SIGTERM; it takes at most half of what is
+free there (`TMPDIR` names another place). The report has, over alternating pairs of runs,
 - the output tokens a second of 32 clients whose requests have adapters by Zipf's law (the n-th with weight 1/n), as a
   part of those of requests with one adapter;
 - the 99th percentile of the time between two tokens of four streams while an adapter is read twice a second, as a
@@ -18,7 +19,10 @@ import argparse
 import itertools
 import json
 import random
+import shutil
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +34,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import plait
-from plait.runtime.adapters.adapter import modules_of
+from plait.runtime.adapters.adapter import EMBEDDING, HEAD, modules_of
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.client.call import Call
@@ -54,6 +58,8 @@ def write_adapter(folder: Path, model: Path, rank: int, seed: int, dtype: type[n
     config = open_checkpoint(model).config
     shapes = expected_shapes(config)
     for module in modules_of(config, FAMILIES_BY_NAME[config.architecture]):
+        if module in (EMBEDDING, HEAD):
+            continue
         outputs, inputs = shapes[f"{module}.weight"]
         for part, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
             values = 0.02 * rng.standard_normal(shape, np.float32)
@@ -127,10 +133,11 @@ class Traffic:
 def compare_beyond_slots(model: Path, options: argparse.Namespace) -> None:
     """The second form."""
     with tempfile.TemporaryDirectory() as folder:
-        names = [f"a{i}" for i in range(options.registered)]
-        paths = {
-            name: write_adapter(Path(folder, name), model, options.rank, i, np.float16) for i, name in enumerate(names)
-        }
+        names, paths = [f"a{i}" for i in range(options.registered)], dict[str, str]()
+        for number, name in enumerate(names):
+            paths[name] = write_adapter(Path(folder, name), model, options.rank, number, np.float16)
+            if not number:
+                check_room(folder, sum(file.stat().st_size for file in Path(folder, name).iterdir()) * len(names))
         began = time.perf_counter()
         with plait.Runtime(str(model), adapters=paths, max_adapters=NUM_ADAPTERS, progress=False) as runtime:
             ready_s = time.perf_counter() - began
@@ -156,7 +163,16 @@ def compare_beyond_slots(model: Path, options: argparse.Namespace) -> None:
     print(f"medians: throughput {statistics.median(rates):.2f}, p99 {statistics.median(pauses):.2f}")
 
 
+def check_room(folder: str, needed: int) -> None:
+    """Ends the program if its files would take more than half of a disk's free space."""
+    free = shutil.disk_usage(folder).free
+    print(f"writing {needed / 1e6:,.0f} MB of adapters; {free / 1e6:,.0f} MB are free")
+    if needed > free / 2:
+        sys.exit("too many for this disk; set TMPDIR to a folder on a larger one, or lower --registered or --rank")
+
+
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="?")
     parser.add_argument("--rank", type=int, default=16)
@@ -166,6 +182,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=10.0)
     options = parser.parse_args()
+    if options.registered and options.registered <= NUM_ADAPTERS:
+        parser.error(f"--registered is more than {NUM_ADAPTERS}")
     model = locate_model(options.model)
     if options.registered:
         compare_beyond_slots(model, options)

@@ -97,6 +97,25 @@ class AddRMSNormOp(Protocol):
         """Adds x [T, C] to residual in place and returns the norm of the sum, see `reference_float32.add_rms_norm`."""
 
 
+class AddLowRankOp(Protocol):
+    """What adapters add to a product."""
+
+    def __call__(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        table: torch.Tensor,
+        product: int,
+        groups: ExpertRouting,
+        num_terms: int,
+    ) -> None:
+        """Adds to out [T, N] the updates that `low_rank_table` has of a product of x [T, K], for each row that of its
+        adapter; x [T] are token ids, of whose embeddings `out` has the rows.
+
+        groups: of the rows, by `group_rows`. num_terms: as many as any update has, or more.
+        """
+
+
 @dataclass(frozen=True)
 class FusedOperators:
     """Operators that a GPU runs as one kernel where the CPU composes several.
@@ -112,6 +131,8 @@ class FusedOperators:
     count_tokens: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]  # see reference_sampling.count_tokens
     gather_logprobs: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # see reference_sampling
     top_logprobs: Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]  # see reference_sampling
+    group_rows: Callable[[torch.Tensor, int], ExpertRouting]  # (slots [T] of a step's adapters or -1, their number)
+    add_low_rank: AddLowRankOp
     kv_dtypes: frozenset[str]  # supported values of `kv_dtype` besides "auto"
     # (shape, most new tokens of a row): when shared prefixes are worth a pass of their own; None: never
     prefix_sharing_cost: Callable[[AttentionShape, int], PrefixSharingCost] | None = None

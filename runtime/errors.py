@@ -11,7 +11,7 @@ PlaitError
     ├── ConstraintFailed  the grammar did not compile, or failed while sampling
     ├── Aborted           the call, its session or its client was ended deliberately
     ├── DeadlineExceeded  the call's timeout passed
-    │   └── QueueTimeout  it passed while the call waited in the queue; nothing was computed
+    │   └── QueueTimeout  it passed in the queue, or the call's adapter was not read in time; nothing was computed
     ├── Overloaded        the queue is full; nothing was computed
     ├── CallRejected      the scheduler rejected a value (also a ValueError)
     └── RuntimeGone       the runtime process ended or stopped answering
@@ -102,8 +102,8 @@ class DeadlineExceeded(CallFailed):
 
 
 class QueueTimeout(DeadlineExceeded):
-    """The call's timeout passed while it waited in the queue. Nothing was computed for it. Try again later, raise the
-    timeout, or send fewer calls at a time."""
+    """The call's timeout passed while it waited in the queue, or its adapter could not be read in time. Nothing was
+    computed for it. Try again later, raise the timeout, or send fewer calls at a time."""
 
     kind = "queue_timeout"
 

@@ -30,6 +30,7 @@ NEED_TORCH = (
     *("plait.kernels.kv_cache", "plait.kernels.layout", "plait.kernels.operators", "plait.kernels.quantized_weights"),
     *(
         "plait.kernels.device_weights",
+        "plait.kernels.low_rank_table",
         "plait.kernels.sampling_inputs",
         "plait.runtime.executor.prefix_sharing",
         "plait.runtime.executor.torch_device",

@@ -19,6 +19,7 @@ from plait.kernels.triton.attention.layer_launches import LayerLaunches
 from plait.kernels.triton.attention.paged import attend, paged_attention, with_plans
 from plait.kernels.triton.attention.tile_config import prefix_sharing_cost
 from plait.kernels.triton.linear import grouped_matmul as grouped
+from plait.kernels.triton.linear.low_rank import add_low_rank, group_rows
 from plait.kernels.triton.linear.quantized_linear import dequantize_rows, linear
 from plait.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_in_place
 from plait.kernels.triton.rope_kv_write import apply_rope_and_write_kv
@@ -60,6 +61,8 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
             count_tokens=count_tokens,
             gather_logprobs=logprobs.gather_logprobs,
             top_logprobs=logprobs.top_logprobs,
+            group_rows=group_rows,
+            add_low_rank=add_low_rank,
             kv_dtypes=frozenset({"fp8", "int8"}),
             prefix_sharing_cost=prefix_sharing_cost,
             bind_attention=LayerLaunches,

@@ -1,25 +1,31 @@
 """The adapters of a runtime: all that calls may name, and those that are resident, each in a slot of the model's.
 
-Files are read in a thread of low priority. All else runs in the scheduler's thread, between steps.
+Files are read in a thread of low priority, one adapter at a time. A read that hangs, as on a mount that is gone, is
+left to its thread after READ_DEADLINE_S, and the next one has another thread. All else runs in the scheduler's thread,
+between steps.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from plait.host.background_calls import BackgroundCalls
 from plait.runtime.adapters.adapter import Adapter
 from plait.runtime.adapters.load import AdapterFiles, OpenAdapter, open_adapter, reopen_adapter
-from plait.runtime.errors import InputError, ModelError, PlaitError
+from plait.runtime.errors import InputError, ModelError, PlaitError, QueueTimeout
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.weights.checkpoint import expected_shapes
 
 MAX_RESIDENT_BYTES = 4 << 30  # of the files of resident adapters, where no number is set
 SMALL_BYTES = 16 << 20  # smaller files count as so many
 MAX_NAMES = 1 << 16
-NICENESS = 5  # of the thread that reads
+NICENESS = 5  # of the threads that read
+READ_DEADLINE_S = 30.0
+MAX_HANGING = 64  # reads beyond their deadline; with more, every further read fails at once
 
 
 class AdapterSlots(Protocol):
@@ -63,6 +69,13 @@ class _Registration(NamedTuple):
     replace: bool
 
 
+class _Reading(NamedTuple):
+    """What a thread reads: a registration, or an adapter by its id."""
+
+    job: _Registration | str
+    deadline: float
+
+
 class AdapterPool:
     """Adapters have ids of 32 hexadecimal digits. That of an adapter that was read when it was named is the digest of
     its numbers, that of another one the identity of its files, which may not change then. So texts computed with equal
@@ -90,9 +103,11 @@ class AdapterPool:
         self._free = list(reversed(range(self.num_slots)))
         self._files: dict[str, AdapterFiles] = {}  # of named adapters, and of those that sessions still have
         self._num_uses, self._num_sessions = Counter[str](), Counter[str]()  # names and sessions; sessions
-        self._calls: BackgroundCalls[_Registration | str, _Read | PlaitError] | None = None
+        self._calls: BackgroundCalls[_Reading, _Read | PlaitError] | None = None
         self._registrations: deque[_Registration] = deque()
-        self._running: _Registration | str | None = None  # what the thread reads
+        self._running: _Reading | None = None
+        self._hanging: list[_Reading] = []  # whose end has been told
+        self._ended: list[Loaded | Registered] = []  # not collected yet
         for name, adapter in opened.items():
             if is_partial:
                 self._name(name, adapter.files.identity, adapter.files)
@@ -121,8 +136,9 @@ class AdapterPool:
         self._num_sessions[adapter] += number
         self._count_use(adapter, number)
 
-    def may_evict(self, adapter: str) -> bool:
-        """Whether the adapter could be read again. One without a name is kept for the sessions that have it."""
+    def has_name(self, adapter: str) -> bool:
+        """Whether a name stands for the adapter. One without is there for the sessions that have it, and its files are
+        more likely to have changed before it is read again."""
         return self._num_uses[adapter] > self._num_sessions[adapter]
 
     def _count_use(self, adapter: str, number: int) -> None:
@@ -143,8 +159,7 @@ class AdapterPool:
         """Gives a name to an adapter that was read, and a slot if one is free."""
         before = self.names.get(name)
         self._name(name, read.adapter, read.files)
-        if read.adapter not in self.slots and self._free:
-            self._place(read.adapter, self._free.pop(), read.prepared)
+        self._place_if_free(read)
         if before is not None:
             self._count_use(before, -1)
 
@@ -161,8 +176,12 @@ class AdapterPool:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the thread is busy."""
+        """Whether another read has to wait."""
         return self._running is not None
+
+    def hangs(self, adapter: str) -> bool:
+        """Whether `begin_load` fails at once: a thread still reads the adapter, or too many threads hang."""
+        return any(adapter == reading.job for reading in self._hanging) or len(self._hanging) >= MAX_HANGING
 
     @property
     def has_free_slot(self) -> bool:
@@ -174,9 +193,13 @@ class AdapterPool:
         self.slots[adapter] = self.slots.pop(adapter)
 
     def begin_load(self, adapter: str) -> None:
-        """Begins to read an adapter that is not resident, into a free slot. The thread must be idle."""
-        assert self._running is None and self._free
+        """Begins to read an adapter that is not resident, into a free slot if it does not hang. No other one may be
+        read now."""
         files = self._files[adapter]
+        if self.hangs(adapter):
+            self._ended.append(Loaded(adapter, _timeout(files.name)))
+            return
+        assert self._running is None and self._free
         self._start(adapter, lambda: self._read(reopen_adapter(files, self._config, self._shapes), adapter))
 
     def evict(self, adapter: str) -> None:
@@ -187,17 +210,26 @@ class AdapterPool:
 
     def collect(self) -> list[Loaded | Registered]:
         """What has ended since the last call."""
-        ended: list[Loaded | Registered] = []
-        for job, read in self._calls.collect() if self._calls is not None else ():
+        for reading, read in self._calls.collect() if self._calls is not None else ():
+            if reading is self._running:
+                self._end(reading.job, read)
+                self._running = None
+                continue
+            self._hanging = [other for other in self._hanging if other is not reading]
+            if isinstance(reading.job, str) and isinstance(read, _Read):
+                self._place_if_free(read)  # slow, but there: the next request does not read it again
+        if self._running is not None and time.monotonic() >= self._running.deadline:
+            job = self._running.job
+            self._hanging.append(self._running)
             self._running = None
-            if isinstance(job, _Registration):
-                ended.append(Registered(job.key, self._finish(job, read)))
-            else:
-                if isinstance(read, _Read) and job in self._files and self._free:
-                    self._place(job, self._free.pop(), read.prepared)
-                ended.append(Loaded(job, read if isinstance(read, PlaitError) else None))
+            self._end(job, _timeout(self._files[job].name if isinstance(job, str) else job.name))
         self._begin_next()
+        ended, self._ended = self._ended, []
         return ended
+
+    def next_deadline(self) -> float | None:
+        """The time (`time.monotonic`) from which there is something to `collect`; None: when a descriptor tells."""
+        return 0.0 if self._ended else None if self._running is None else self._running.deadline
 
     def filenos(self) -> list[int]:
         """The descriptors that are readable when there is something to `collect`."""
@@ -207,6 +239,14 @@ class AdapterPool:
         """Forgets what the thread reads."""
         if self._calls is not None:
             self._calls.close()
+
+    def _end(self, job: _Registration | str, read: _Read | PlaitError) -> None:
+        if isinstance(job, _Registration):
+            self._ended.append(Registered(job.key, self._finish(job, read)))
+            return
+        if isinstance(read, _Read):
+            self._place_if_free(read)
+        self._ended.append(Loaded(job, read if isinstance(read, PlaitError) else None))
 
     def _finish(self, job: _Registration, read: _Read | PlaitError) -> PlaitError | None:
         """Names what was read, unless the name was taken meanwhile."""
@@ -219,17 +259,22 @@ class AdapterPool:
         self._add(job.name, read)
         return None
 
-    def _place(self, adapter: str, slot: int, prepared: Any) -> None:
-        self._device.place(slot, prepared)
-        self.slots[adapter] = slot
+    def _place_if_free(self, read: _Read) -> None:
+        """Gives a slot to an adapter, if one is free and anybody still has it."""
+        if read.adapter in self._files and read.adapter not in self.slots and self._free:
+            self.slots[read.adapter] = slot = self._free.pop()
+            self._device.place(slot, read.prepared)
 
-    # -- the thread ---------------------------------------------------------------------------------
+    # -- the threads --------------------------------------------------------------------------------
 
     def _begin_next(self) -> None:
-        """Begins the next registration if the thread is idle."""
-        if self._registrations and self._running is None:
+        """Begins the next registration if nothing is read."""
+        while self._registrations and self._running is None:
             job = self._registrations.popleft()
-            self._start(job, lambda: self._open_and_read(job))
+            if len(self._hanging) >= MAX_HANGING:
+                self._end(job, _timeout(job.name))
+            else:
+                self._start(job, partial(self._open_and_read, job))
 
     def _start(self, job: _Registration | str, read: Callable[[], _Read]) -> None:
         def guarded() -> _Read | PlaitError:
@@ -240,9 +285,9 @@ class AdapterPool:
             except Exception as error:
                 return ModelError(f"the adapter could not be read ({type(error).__name__}: {error!s:.200})")
 
-        self._running = job
+        self._running = _Reading(job, time.monotonic() + READ_DEADLINE_S)
         self._calls = self._calls or BackgroundCalls(NICENESS)
-        self._calls.begin(job, guarded)
+        self._calls.begin(self._running, guarded)
 
     def _open_and_read(self, job: _Registration) -> _Read:
         return self._read(open_adapter(job.name, job.path, self._config, self._shapes))
@@ -251,6 +296,10 @@ class AdapterPool:
         """Reads an adapter. adapter: its id; "" is the digest of its numbers."""
         read = opened.read()
         return _Read(adapter or read.digest(), opened.files, self._device.prepare(read))
+
+
+def _timeout(name: str) -> QueueTimeout:
+    return QueueTimeout(f"the files of the adapter {name!r:.100} could not be read within {READ_DEADLINE_S:g} s")
 
 
 def _num_slots(sizes: list[int]) -> int:

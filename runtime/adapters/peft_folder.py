@@ -46,7 +46,7 @@ _WITHOUT_EFFECT = {
 # Those that say where the tensors belong, which the tensors' own names say too.
 _TOLD_BY_NAMES = {
     *("target_modules", "target_parameters", "exclude_modules"),
-    *("layers_to_transform", "layers_pattern", "modules_to_save", "bias", "lora_bias"),
+    *("layers_to_transform", "layers_pattern", "bias", "lora_bias"),
 }
 _READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
 # Initial values with which peft changes the model's own weights, unless the adapter was converted when it was saved.
@@ -112,7 +112,7 @@ def _layout_key(fields: Mapping[str, Any], path: Path, config: ModelConfig) -> b
     with path.open("rb") as file:
         start = file.read(LENGTH_BYTES)
         header = file.read(min(int.from_bytes(start, "little"), MAX_HEADER_BYTES))
-    said = {field: fields.get(field) for field in (*sorted(_READ), "modules_to_save")}
+    said = {field: fields.get(field) for field in sorted(_READ)}
     digest = hashlib.blake2b(f"{config} {path.stat().st_size} {json.dumps(said)}\n".encode())
     digest.update(start + header)
     return digest.digest()
@@ -123,7 +123,7 @@ def _checked_layout(
 ) -> _Layout:
     """The headers of an adapter, checked as `open_peft_folder` describes."""
     patterns = {field: _patterns(name, field, fields.get(field)) for field in ("rank_pattern", "alpha_pattern")}
-    headers = _without_base_weights(name, fields, _read_headers(folder / WEIGHTS), shapes)
+    headers = _without_base_weights(name, _read_headers(folder / WEIGHTS), shapes)
     modules = frozenset(modules_of(config, FAMILIES_BY_NAME[config.architecture]))
     parts, scales = dict[str, dict[str, str]](), dict[str, float]()
     for stored_name in headers:
@@ -190,16 +190,14 @@ def _read_headers(path: Path) -> dict[str, _Header]:
     return {header.key: header for header in headers}
 
 
-def _without_base_weights(
-    name: str, fields: Mapping[str, Any], headers: dict[str, _Header], shapes: WeightShapes
-) -> dict[str, _Header]:
+def _without_base_weights(name: str, headers: dict[str, _Header], shapes: WeightShapes) -> dict[str, _Header]:
     """The tensors without the model's own embedding and head, which peft saves beside an update of one of them.
 
-    Where modules are saved as a whole, they may be other ones, and stay. Raises InputError for other shapes.
+    Raises InputError for other shapes.
     """
     ends = {stored_name: _module_of(_without_prefix(stored_name)) for stored_name in headers}
     is_adapted = any(end.startswith((f"{EMBEDDING}.lora_", f"{HEAD}.lora_")) for end in ends.values())
-    if not is_adapted or fields.get("modules_to_save"):
+    if not is_adapted:
         return headers
     whole = {f"{module}{kind}.weight" for module in (EMBEDDING, HEAD) for kind in ("", ".base_layer")}
     for stored_name in [stored_name for stored_name, end in ends.items() if end in whole]:

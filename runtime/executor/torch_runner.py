@@ -36,6 +36,7 @@ from plait.runtime.executor.torch_outputs import TorchOutputs
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.communicator import SINGLE, Communicator
 from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.layers import StepUpdates
 from plait.runtime.models.pipeline_stages import Stage
 from plait.runtime.models.registry import decoder_class
 from plait.runtime.weights.checkpoint import open_checkpoint
@@ -90,16 +91,15 @@ class TorchRunner(TorchOutputs):
         finally:
             checkpoint.close()
         super().__init__(self.device, self.model, self.config.vocab_size)
-        self.has_launcher = type(self).has_launcher and not config.has_adapters
         self.adapter_pool: AdapterPool | None = None
+        self.adapter_slots: TorchAdapters | None = None
         self._adapter_rows: AdapterRows | None = None  # of the latest batch
         if config.has_adapters:
             self.adapter_pool = AdapterPool(self.config, config.adapters, config.max_adapters, self._make_adapter_slots)
         self.max_batch_tokens = config.max_batch_tokens or (
             DEFAULT_GPU_BATCH_TOKENS if self.device.type == "cuda" else DEFAULT_CPU_BATCH_TOKENS
         )
-        missing_bytes = 0 if self.adapter_pool is None else self.adapter_pool.missing_bytes
-        budget = config.kv_memory_bytes or self.kv_cache_budget() - missing_bytes
+        budget = config.kv_memory_bytes or self.kv_cache_budget() - self.missing_bytes
         self.allocate_pool(self.agree_on_pages(choose_num_pages(budget, self.page_bytes, self._most_pages(config))))
         groups, size = self.config.num_kv_heads, self.config.head_dim
         stored_dtype = cache_dtype(self.kv_dtype, self.dtype)
@@ -118,11 +118,16 @@ class TorchRunner(TorchOutputs):
         warm_up(self, self._warm_up_counts())
 
     def _make_adapter_slots(self, num_slots: int) -> TorchAdapters:
-        self._adapter_slots = TorchAdapters(self.config, self.dtype, self.device, self.kernels.linear, num_slots)
-        return self._adapter_slots
+        self.adapter_slots = TorchAdapters(self.config, self.dtype, self.device, self.kernels, num_slots)
+        return self.adapter_slots
+
+    @property
+    def missing_bytes(self) -> int:
+        """The memory of adapters that are loaded later: twice their files, because a rank of 8 is padded to 16."""
+        return 0 if self.adapter_pool is None else 2 * self.adapter_pool.missing_bytes
 
     has_launcher = True
-    """Whether `gpu.step_launcher` runs the steps on a GPU: not with adapters, of which its graphs have no updates."""
+    """Whether `gpu.step_launcher` runs the steps on a GPU."""
 
     def open_weights(self, model_path: Path) -> Checkpoint:
         """The weights that this runner computes with."""
@@ -216,23 +221,31 @@ class TorchRunner(TorchOutputs):
     def prepare_inputs(self, batch: Batch) -> ForwardInputs:
         """Starts copying the batch's arrays to the device."""
         inputs = upload_inputs(batch, self.device, self.shared_prefixes(batch))
-        if self.adapter_pool is not None:
-            self._adapter_rows = adapter_rows(batch, self.adapter_pool.slots)
-        if self._adapter_rows is None:
+        self._adapter_rows = self.adapter_rows(batch)
+        if self._adapter_rows is None or self.adapter_slots is None:
             return inputs
-        return inputs._replace(updates=self._adapter_slots.step(self._adapter_rows.of_tokens))
+        return inputs._replace(updates=self.adapter_slots.step(self._adapter_rows.of_tokens))
+
+    def adapter_rows(self, batch: Batch) -> AdapterRows | None:
+        """The slots of a batch's adapters; None if no row has one."""
+        return None if self.adapter_pool is None else adapter_rows(batch, self.adapter_pool.slots)
+
+    def head_updates(self, batch: Batch) -> StepUpdates | None:
+        """What adapters add to the logits of a batch; None: nothing."""
+        rows = self.adapter_rows(batch)
+        return None if rows is None or self.adapter_slots is None else self.adapter_slots.of_head(rows.of_logits)
 
     def logits_of(
         self, hidden: torch.Tensor, rows: list[int] | None, columns: torch.Tensor | None = None
     ) -> torch.Tensor:
         """As in `TorchOutputs`, with what the rows' adapters add to the head."""
-        if self._adapter_rows is None:
+        if self._adapter_rows is None or self.adapter_slots is None:
             return super().logits_of(hidden, rows, columns)
         slots = self._adapter_rows.of_logits
         assert len(slots) == len(hidden)
         if rows is not None:
             hidden, slots = hidden[rows], slots[rows]
-        return self.model.logits(hidden, columns, self._adapter_slots.of_head(slots))
+        return self.model.logits(hidden, columns, self.adapter_slots.of_head(slots))
 
     def shared_prefixes(self, batch: Batch) -> Sequence[IntArray]:
         """The arrays of the prefixes that rows of the batch read together; none without such rows."""

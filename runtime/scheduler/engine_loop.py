@@ -239,8 +239,9 @@ class EngineLoop:
             self.error_log.record(error)
 
     def _until_next_event(self, timeout_s: float | None) -> float | None:
-        """Returns the seconds until the next deadline, compilation or block event (None: no limit)."""
+        """Returns the seconds until the next deadline, compilation, block event or late adapter (None: no limit)."""
         deadlines = [self.calls.deadlines.next(), self.compiler.next_deadline(), self.block_publisher.next_due()]
+        deadlines.append(self.adapters.next_deadline())
         waits = [max(0.0, deadline - time.monotonic()) for deadline in deadlines if deadline is not None]
         return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
 
@@ -276,11 +277,11 @@ class EngineLoop:
         self.transport.send(client, self.welcome)
         self.transport.send(client, self.status(call_id))
 
-    def _fail_requests_of(self, adapter: str, text: str) -> None:
+    def _fail_requests_of(self, adapter: str, kind: str, text: str) -> None:
         """Fails the waiting requests with an adapter that could not be read."""
         for request in [r for r in self.batch_scheduler.waiting if r.seq.namespace.adapter == adapter]:
             if request in self.batch_scheduler.waiting:  # it did not end with another one of its call
-                self.committer.fail_request(request, "internal", text)
+                self.committer.fail_request(request, kind, text)
 
     def status(self, call_id: int) -> Status:
         """Returns the current counters, as the reply to an Inspect message."""

@@ -40,7 +40,7 @@ def grouped_matmul_config(block_m: int) -> GroupedMatmulConfig:
     return GroupedMatmulConfig(128, 64, 4 if block_m <= 64 else 8, 4 if block_m <= 64 else 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def _count_slots(ids_ptr, counts_ptr, num_slots, SCAN: tl.constexpr):
     expert = tl.program_id(0)
     total = tl.zeros((SCAN,), tl.int32)
@@ -50,7 +50,7 @@ def _count_slots(ids_ptr, counts_ptr, num_slots, SCAN: tl.constexpr):
     tl.store(counts_ptr + expert, tl.sum(total, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots", "num_blocks"])
 def _place_slots(
     ids_ptr,
     counts_ptr,

@@ -30,6 +30,7 @@ from plait.runtime.executor.gpu.page_table import DevicePageTable
 from plait.runtime.executor.gpu.stream import DeviceWork, Stream
 from plait.runtime.executor.torch_device import upload
 from plait.runtime.executor.torch_runner import TorchRunner
+from plait.runtime.models.layers import StepUpdates
 
 MAX_Q_LEN = 8  # new tokens of one row
 PIECEWISE = 0  # as `GraphKey.q_len`: any number
@@ -42,6 +43,7 @@ class GraphKey(NamedTuple):
     tokens: int
     q_len: int  # the most new tokens of a row: 1 or MAX_Q_LEN; PIECEWISE: any
     has_shared_prefixes: bool = False  # of PIECEWISE graphs always False: attention is outside
+    has_adapters: bool = False  # whether a row has one
 
 
 @dataclass
@@ -90,9 +92,9 @@ class GraphRunner:
         }
         self.inputs = GraphInputs(max_rows, max(max_decode_tokens, max_tokens), runner.max_session_tokens, stream)
         self.graphs: dict[GraphKey, CapturedStep] = {}
-        self.piecewise: dict[int, PiecewiseForward] = {}  # by number of tokens
+        self.piecewise: dict[GraphKey, PiecewiseForward] = {}
         self._piece_buffers = PieceBuffers(runner, max_tokens)
-        self._heads: dict[int, DeviceWork] = {}  # logits of piecewise steps, by number of rows
+        self._heads: dict[tuple[int, bool], DeviceWork] = {}  # logits of piecewise steps: rows, with adapters or not
         self._logits = torch.empty((max_rows, runner.config.vocab_size), dtype=runner.dtype, device=stream.device)
         self._samplers: dict[int, DeviceWork] = {}  # by number of rows
         self.num_late_captures = 0  # during a step; 0 if `capture_all` was called
@@ -120,11 +122,11 @@ class GraphRunner:
         if index == len(sizes):
             return None
         has_groups = q_len != PIECEWISE and bool(self._groups(batch, q_len))
-        return GraphKey(sizes[index], q_len, has_groups)
+        return GraphKey(sizes[index], q_len, has_groups, self._has_adapters(batch))
 
     def is_captured(self, key: GraphKey) -> bool:
         """Whether a step with this key waits for no capture."""
-        return key.tokens in self.piecewise if key.q_len == PIECEWISE else key in self.graphs
+        return key in self.piecewise or key in self.graphs
 
     def forward(self, batch: Batch, key: GraphKey) -> DeviceWork:
         """Starts the batch's forward pass. Returns the sampling work, to be enqueued once the masks are set.
@@ -136,7 +138,7 @@ class GraphRunner:
             sizes = self.capture_sizes[1]
             rows = sizes[bisect.bisect_left(sizes, max(1, batch.num_logits))]
             if batch.num_logits:
-                self.stream.enqueue(self._heads[rows])
+                self.stream.enqueue(self._heads[rows, key.has_adapters])
             return self._sampler(rows)
         self._fill(batch, self._groups(batch, key.q_len) if key.has_shared_prefixes else [])
         self._capture_late(key)
@@ -180,11 +182,12 @@ class GraphRunner:
         """Returns the keys of all graphs, those of most tokens first."""
         kinds = (False,) if self.runner.prefix_sharing is None else (False, True)
         keys = [
-            GraphKey(size, q_len, has_shared_prefixes)
+            GraphKey(size, q_len, has_shared_prefixes, has_adapters)
             for q_len, sizes in self.capture_sizes.items()
             for size in sizes
             for has_shared_prefixes in kinds
             if not has_shared_prefixes or (size > 1 and q_len != PIECEWISE)
+            for has_adapters in ((False,) if self.runner.adapter_pool is None else (False, True))
         ]
         return sorted(keys, key=lambda key: -key.tokens)
 
@@ -194,8 +197,19 @@ class GraphRunner:
             return []
         return prefix_sharing.groups(batch.rows, q_len)[: static_prefix_groups.max_groups(len(batch.rows))]
 
+    def _has_adapters(self, batch: Batch) -> bool:
+        return self.runner.adapter_pool is not None and any(row.request.seq.namespace.adapter for row in batch.rows)
+
+    def _updates(self, key: GraphKey, at: torch.Tensor | None = None) -> StepUpdates | None:
+        """What adapters add in a graph: to all its tokens, or to those at some indices."""
+        if not key.has_adapters or self.runner.adapter_slots is None:
+            return None
+        slots = self.inputs.adapter_slots
+        return self.runner.adapter_slots.captured(slots[: key.tokens] if at is None else slots[at])
+
     def _fill(self, batch: Batch, groups: list[PrefixGroup]) -> None:
-        self.inputs.fill(batch, groups)
+        rows = self.runner.adapter_rows(batch)
+        self.inputs.fill(batch, groups, () if rows is None else rows.of_tokens)
         if self.runner.prefix_sharing is not None:
             self.runner.prefix_sharing.count(groups)
 
@@ -206,7 +220,7 @@ class GraphRunner:
         self._fill(batch, groups)
         self._capture_late(key)
         layout = self.inputs.layout(len(counts), batch.num_tokens, max(counts), bool(groups), min(counts))
-        return partial(self.piecewise[key.tokens].run, layout, batch.num_tokens)
+        return partial(self.piecewise[key].run, layout, batch.num_tokens)
 
     def _capture_late(self, key: GraphKey) -> None:
         if not self.is_captured(key):
@@ -231,10 +245,11 @@ class GraphRunner:
         def forward() -> None:
             self.inputs.write_page_table(layout)
             planned = fused.with_plans(layout, runner.attention_shapes)
-            hidden = runner.model.forward(self.sampling.resolve_placeholders(token_ids), planned, runner.kv_cache)
+            ids, updates = self.sampling.resolve_placeholders(token_ids), self._updates(key)
+            hidden = runner.model.forward(ids, planned, runner.kv_cache, updates=updates)
             if key.q_len > 1:
-                hidden = hidden[output_indices]
-            logits.copy_(runner.model.unconverted_logits(hidden))
+                hidden, updates = hidden[output_indices], self._updates(key, output_indices)
+            logits.copy_(runner.model.unconverted_logits(hidden, updates))
 
         self.graphs[key] = CapturedStep(self.stream.capture(forward), self._sampler(rows))
 
@@ -245,17 +260,19 @@ class GraphRunner:
             self.inputs.write_page_table(layout)
             return self.sampling.resolve_placeholders(token_ids)
 
-        self.piecewise[key.tokens] = PiecewiseForward(
-            self.runner, self.stream, self._piece_buffers, key.tokens, prepare, layout
+        self.piecewise[key] = PiecewiseForward(
+            self.runner, self.stream, self._piece_buffers, key.tokens, prepare, layout, partial(self._updates, key)
         )
         for rows in reversed(self.capture_sizes[1]):
-            if rows not in self._heads:
-                self._heads[rows] = self.stream.capture(partial(self._write_logits, rows))
+            if (rows, key.has_adapters) not in self._heads:
+                write = partial(self._write_logits, rows, key)
+                self._heads[rows, key.has_adapters] = self.stream.capture(write)
                 self._sampler(rows)
 
-    def _write_logits(self, rows: int) -> None:
-        hidden = self._piece_buffers.hidden[self.inputs.output_indices(rows)]
-        self._logits[:rows].copy_(self.runner.model.unconverted_logits(hidden))
+    def _write_logits(self, rows: int, key: GraphKey) -> None:
+        at = self.inputs.output_indices(rows)
+        updates = self._updates(key, at)
+        self._logits[:rows].copy_(self.runner.model.unconverted_logits(self._piece_buffers.hidden[at], updates))
 
     def _sampler(self, rows: int) -> DeviceWork:
         if rows not in self._samplers:
@@ -316,8 +333,9 @@ class PieceBuffers:
 class PiecewiseForward:
     """A captured forward pass over `tokens` tokens, whose hidden states it leaves in `buffers.hidden`.
 
-    `prepare()` returns token ids [tokens] and is the first part of the captured work; `layout` has the positions and
-    the write slots that the graphs read. The trial runs of a capture write no KV if the write slots are negative.
+    `prepare()` returns token ids [tokens] and is the first part of the captured work, `updates()` the second one;
+    `layout` has the positions and the write slots that the graphs read. The trial runs of a capture write no KV if the
+    write slots are negative.
     """
 
     def __init__(
@@ -328,9 +346,10 @@ class PiecewiseForward:
         tokens: int,
         prepare: Callable[[], torch.Tensor],
         layout: AttentionLayout,
+        updates: Callable[[], StepUpdates | None],
     ) -> None:
         self._runner, self._buffers, self._tokens = runner, buffers, tokens
-        self._prepare, self._layout = prepare, layout
+        self._prepare, self._layout, self._updates = prepare, layout, updates
         self._layers: list[AttentionLayer] = []
         self._replay = stream.capture_pieces(self._forward)
         self._attention = self._fused.bound_attention(self._layers)
@@ -361,7 +380,8 @@ class PiecewiseForward:
         rotate_and_write = partial(fused.rotate_and_write, out=self._buffers.queries[: self._tokens])
         model.kernels = replace(kernels, fused=replace(fused, attention=attention, rotate_and_write=rotate_and_write))
         try:
-            hidden = model.forward(self._prepare(), self._layout, self._runner.kv_cache)
+            token_ids, caches = self._prepare(), self._runner.kv_cache
+            hidden = model.forward(token_ids, self._layout, caches, updates=self._updates())
         finally:
             model.kernels = kernels
         self._buffers.hidden[: self._tokens].copy_(hidden)

@@ -6,6 +6,7 @@ padding tokens read token id 0 at position 0, write no KV, and write their page 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from plait.runtime.executor.gpu.double_buffer import DoubleBuffer
 from plait.runtime.executor.gpu.page_table import DevicePageTable
 from plait.runtime.executor.gpu.stream import Stream
 
-Values = npt.NDArray[Any] | list[int]
+Values = npt.NDArray[Any] | Sequence[int]
 
 
 class GraphInputs:
@@ -43,6 +44,7 @@ class GraphInputs:
                 "page_starts": (torch.int32, max_rows),
                 "output_indices": (torch.int64, max_rows),
                 "page_table_slots": (torch.int64, max_tokens),
+                "adapter_slots": (torch.int32, max_tokens),
             }
             | {
                 name: (torch.int32, length)
@@ -53,8 +55,11 @@ class GraphInputs:
         self._group_arrays_key: tuple[list[PrefixGroup], bytes] = ([], b"")  # the input of `_group_arrays_cache`
         self._group_arrays_cache: list[npt.NDArray[np.int32]] = []
 
-    def fill(self, batch: Batch, groups: list[PrefixGroup]) -> None:
-        """Starts uploading the batch, padded, with the prefixes that `groups` of its rows share."""
+    def fill(self, batch: Batch, groups: list[PrefixGroup], adapter_slots: Values = ()) -> None:
+        """Starts uploading the batch, padded, with the prefixes that `groups` of its rows share.
+
+        adapter_slots: of the adapters of its tokens, if it has any.
+        """
         self._buffers.begin()
         host, rows = self._buffers.host, batch.rows
         padding_offset = self.page_table.padding_offset
@@ -73,6 +78,7 @@ class GraphInputs:
         _fill(host["token_ids"], token_ids, 0)
         page_table_slots = positions + np.repeat(np.array(page_starts, dtype=np.int64), counts)
         _fill(host["page_table_slots"], page_table_slots, padding_offset)
+        _fill(host["adapter_slots"], adapter_slots, -1)
         static_prefix_groups.fill(host, self._group_arrays(groups, counts))
         self._buffers.upload()
 
@@ -103,6 +109,11 @@ class GraphInputs:
     def token_ids(self, tokens: int) -> torch.Tensor:
         """[tokens] int32; negative ids are placeholders, see ScheduledRequest."""
         return self._buffers.device["token_ids"][:tokens]
+
+    @property
+    def adapter_slots(self) -> torch.Tensor:
+        """[max_tokens] int32: the slots of the tokens' adapters, -1 for none."""
+        return self._buffers.device["adapter_slots"]
 
     def output_indices(self, rows: int) -> torch.Tensor:
         """[rows] int64: the last new token of each row that has logits."""

@@ -80,6 +80,9 @@ class PoolRunner(Protocol):
     @property
     def page_bytes(self) -> int: ...
 
+    @property
+    def missing_bytes(self) -> int: ...
+
     def forward(self, batch: Batch) -> torch.Tensor: ...
 
     def logits(self, hidden: torch.Tensor, allowed_ids: AllowedIds) -> torch.Tensor: ...
@@ -161,7 +164,7 @@ def fit_pool(
     if config.kv_memory_bytes or config.max_pages:
         return None
     profile = profile_memory(runner, memory, capture_trial)
-    num_pages = choose_num_pages(profile.pool_bytes, runner.page_bytes, 0)
+    num_pages = choose_num_pages(max(0, profile.pool_bytes - runner.missing_bytes), runner.page_bytes, 0)
     runner.allocate_pool(0)  # frees the trial pool first
     memory.free()
     runner.allocate_pool(num_pages)

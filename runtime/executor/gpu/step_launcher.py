@@ -106,6 +106,8 @@ class GpuStepLauncher:
     def __init__(self, runner: TorchRunner, max_batch_rows: int, stream: Stream, capture: bool = True) -> None:
         assert runner.kernels.fused is not None
         self.runner, self.stream, self.max_batch_rows = runner, stream, max_batch_rows
+        if runner.adapter_slots is not None:
+            runner.adapter_slots.enqueue = stream.enqueue
         self.sampling = GpuSampler(runner.kernels.fused, max_batch_rows, runner.config.vocab_size, stream)
         self.graphs: GraphRunner | None = None
         if capture:
@@ -154,6 +156,7 @@ class GpuStepLauncher:
         """Starts a forward pass, and the logits operator by operator."""
         sampled = [index for index, _ in batch.sampled_requests]
         for_logits = logit_indices(batch.rows) if batch.num_states else None
+        updates = self.runner.head_updates(batch)
         hidden: list[torch.Tensor] = []
         logits: list[torch.Tensor] = []
 
@@ -163,7 +166,7 @@ class GpuStepLauncher:
                 hidden.append(states)
                 states = states[for_logits]
             if len(states):
-                logits.append(self.runner.model.unconverted_logits(states))
+                logits.append(self.runner.model.unconverted_logits(states, updates))
 
         def sample() -> None:
             is_sampled = logits[0] if len(sampled) == len(logits[0]) else logits[0][sampled]

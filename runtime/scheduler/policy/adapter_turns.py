@@ -3,6 +3,7 @@
 A request waits until its adapter is resident, while others run. The adapter of the first of them, in the order of
 `WaitingOrder`, is read next. It gets
 - a free slot, or that of the adapter used longest ago that no running request has, nor a waiting one that comes first;
+  those that only idle sessions have, because their name is another one's by now, come last;
 - else, where it comes before all that could start, the slot with the fewest running requests once they have ended: no
   further request starts with that adapter;
 - at once that of a tenant which must give up a row to the tenant of the request by the rules of `Fairness`, as long as
@@ -38,8 +39,11 @@ class AdapterTurns:
         if pool.is_complete or pool.is_reading:
             return
         first = self._order.first(request for request in rows.waiting if not rows.is_resident(request))
-        if first is not None and self._has_slot_for(first, users, now):
-            pool.begin_load(first.seq.namespace.adapter)
+        if first is None:
+            return
+        adapter = first.seq.namespace.adapter
+        if pool.hangs(adapter) or self._has_slot_for(first, users, now):
+            pool.begin_load(adapter)
 
     def _has_slot_for(self, first: Request, users: dict[str, list[Request]], now: float) -> bool:
         """Frees a slot for a request's adapter if that is possible."""
@@ -48,16 +52,15 @@ class AdapterTurns:
             return True
         startable = self._order.best_first()
         earlier = {r.seq.namespace.adapter for r in startable if self._order.comes_before(r, first)}
-        unused = (adapter for adapter in pool.slots if adapter not in users and pool.may_evict(adapter))
-        victim = next((adapter for adapter in unused if adapter not in earlier), None)
+        unused = [adapter for adapter in pool.slots if adapter not in users and adapter not in earlier]
+        victim = next(iter(sorted(unused, key=pool.has_name, reverse=True)), None)
         if victim is None and not self._rows.isolated:
             victim = self._pause_users(first, users, now)
         if victim is not None:
             pool.evict(victim)
             return True
         if all(self._order.comes_before(first, request) for request in startable):
-            evictable = [adapter for adapter in users if pool.may_evict(adapter)]
-            self._rows.held_back = min(evictable, key=lambda adapter: len(users[adapter]), default="")
+            self._rows.held_back = min(users, key=lambda adapter: len(users[adapter]), default="")
         return False
 
     def _pause_users(self, first: Request, users: dict[str, list[Request]], now: float) -> str | None:
@@ -66,7 +69,7 @@ class AdapterTurns:
         fairness, rows = self._rows.fairness, dict[Queue, list[Request]]()
         for adapter, requests in users.items():
             queues = {fairness.queue(request) for request in requests}
-            if len(queues) == 1 and self._pool.may_evict(adapter):
+            if len(queues) == 1 and self._pool.has_name(adapter):
                 rows.setdefault(queues.pop(), []).extend(requests)
         giver = fairness.giver(fairness.queue(first), rows, now)
         if giver is None:

@@ -21,7 +21,9 @@ FILES = [
     "linear/quantized_matmul",
     "linear/quantized_linear",
     "linear/grouped_matmul",
+    "linear/low_rank",
 ]
+SMALL_TILES = ("_shrink",)  # of 16 ranks; wgmma has 64 rows at least
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,8 @@ def test_no_kernel_has_faults(reports: list[Report]) -> None:
     assert [(r.case, r.kernel, r.arch, fault) for r in reports for fault in r.faults()] == []
     assert sum(report.wants_tensor_core and report.arch == 90 for report in reports) >= 2 * 8
     assert sum(report.wants_tensor_core and report.arch == 80 for report in reports) >= 6
-    assert {r.tensor_core for r in reports if r.wants_tensor_core and r.arch == 90} == {"wgmma"}
+    large = [r for r in reports if r.wants_tensor_core and r.arch == 90 and r.kernel not in SMALL_TILES]
+    assert {r.tensor_core for r in large} == {"wgmma"}
 
 
 def test_faults_are_reported() -> None:

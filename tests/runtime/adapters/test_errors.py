@@ -7,7 +7,6 @@ import json
 import os
 import re
 from dataclasses import replace
-from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -19,7 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from plait.runtime.adapters.adapter import LowRankUpdate
 from plait.runtime.adapters.load import open_adapter
-from plait.runtime.config import engine_config
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound
 from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
 
@@ -87,6 +85,7 @@ def zeros(*shape):
         ({"init_lora_weights": "OLoRA"}, {}, InputError, "OLoRA"),
         ({}, {f"{Q}.lora_A.default.weight": zeros(4, 64)}, CorruptModel, "layers.0.self_attn.q_proj twice"),
         ({}, {"base_model.model.lm_head.weight": zeros(97, 64)}, InputError, "lm_head.weight"),
+        ({"modules_to_save": ["lm_head"]}, {}, InputError, "modules_to_save=['lm_head']"),
         ({}, {f"{Q}.bias": zeros(64)}, InputError, "q_proj.bias"),
         ({}, {f"{Q}.lora_B.weight": None}, CorruptModel, "no lora_B.weight of model.layers.0.self_attn.q_proj"),
         ({}, {f"{Q}.lora_B.weight": zeros(32, 4)}, InputError, "another model: its model.layers.0.self_attn.q_proj"),
@@ -200,16 +199,6 @@ def test_numbers_of_an_adapter_are_not_kept_once_they_are_packed(saved):
     assert list(ours.adapter_pool.names) == ["mine", "again"]
     gc.collect()
     assert not [kept for kept in gc.get_objects() if isinstance(kept, LowRankUpdate)]
-
-
-def test_on_a_gpu_the_pool_of_a_runtime_with_adapters_is_not_that_of_a_trial(saved):
-    """The launcher, which enlarges the pool after a trial, does not run then."""
-    sizes = []
-    for adapters in ({}, {"mine": str(saved / "peft")}):
-        ours = runner(saved / "base", adapters=adapters)
-        ours.device = SimpleNamespace(type="cuda")
-        sizes.append(ours._most_pages(engine_config(adapters=adapters)))
-    assert sizes == [ours.max_batch_tokens, 0]
 
 
 def test_several_ranks_have_no_adapters(saved):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import generate, greedy, make_engine_loop, outcomes, post, run_until_idle
@@ -10,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from manual_adapters import identity, manual_pool
 
+from plait.runtime.adapters import adapter_pool
 from plait.runtime.messages import Append, Close, Failed, Finished, Fork, LoadAdapter, Open, UnloadAdapter, Welcome
 
 PROMPT = [5, 6, 7, 8]
@@ -210,7 +213,7 @@ def test_a_runtime_without_room_for_adapters(engine):
 
 
 def test_running_calls_and_open_sessions_keep_what_they_began_with(engine):
-    """Also while another adapter waits for its slot: nobody could read it again."""
+    """Also while another adapter waits for its slot: it gets that of one without a name when its call has ended."""
     loop, transport = engine(["a", "b"], 1)
     post_calls(transport, call(1, "a", 30)[:3])
     steps(loop, 6)
@@ -218,15 +221,122 @@ def test_running_calls_and_open_sessions_keep_what_they_began_with(engine):
     change(loop, transport, UnloadAdapter(51, "a"))
     post_calls(transport, call(3, "a"), call(4, "b"))
     steps(loop, 60)
+    calls = outcomes(transport)
+    assert [type(calls[i].end) for i in (1, 3, 4)] == [Finished, Failed, Finished]
+    assert "there is no adapter 'a'" in calls[3].end.text
+    assert list(loop.adapters.pool.slots) == [identity("b")], "the session is idle"
     post(transport, Fork(1, [2]), generate(2, 2, ignore_eos=True))
     steps(loop, 30)
-    calls = outcomes(transport)
-    assert [type(calls[i].end) for i in (1, 2, 3)] == [Finished, Finished, Failed] and 4 not in calls
-    assert "there is no adapter 'a'" in calls[3].end.text
+    end = outcomes(transport)[2].end
+    assert isinstance(end, Finished) and end.usage.cached_tokens == len(PROMPT) + 30 - 1, "its KV is still there"
     assert list(loop.adapters.pool.slots) == [identity("a")]
     post(transport, Close(1), Close(2))
-    assert len(finish(loop, transport)[4].tokens) == 8
-    assert list(loop.adapters.pool.slots) == list(loop.adapters.pool._files) == [identity("b")]
+    steps(loop, 2)
+    assert not loop.adapters.pool.slots and list(loop.adapters.pool._files) == [identity("b")]
+
+
+def test_of_two_unused_adapters_the_one_with_a_name_goes_first(engine):
+    """Though it was used later: the files of the other one are more likely to have changed."""
+    loop, transport = engine(["a", "b", "c"], 2)
+    post_calls(transport, call(1, "a")[:3])
+    finish(loop, transport)
+    post_calls(transport, call(2, "b"))
+    finish(loop, transport)
+    change(loop, transport, UnloadAdapter(50, "a"))
+    post_calls(transport, call(3, "c"))
+    finish(loop, transport)
+    assert set(loop.adapters.pool.slots) == {identity("a"), identity("c")}
+
+
+def test_a_session_whose_adapter_cannot_be_read_again_fails(engine):
+    loop, transport = engine(["a", "b"], 1)
+    change(loop, transport, LoadAdapter(50, "new", "new"))
+    post_calls(transport, call(1, "new")[:3])
+    finish(loop, transport)
+    change(loop, transport, UnloadAdapter(51, "new"))
+    post_calls(transport, call(2, "b"))
+    finish(loop, transport)
+    loop.adapters.pool._files[identity("new")] = loop.adapters.pool._files[identity("new")]._replace(path="broken")
+    post(transport, generate(1, 3, ignore_eos=True))
+    assert "'new' is broken" in finish(loop, transport)[3].end.text
+
+
+# -- reads that hang -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [time.monotonic()]
+    monkeypatch.setattr(adapter_pool, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_a_read_that_hangs_fails_its_own_requests_and_others_are_read(engine, clock):
+    loop, transport = engine(["a", "b", "c"], 2)
+    loop.calls_of_pool.hung = {identity("a")}
+    post_calls(transport, call(1, "a"), call(2, "a"), call(3, "b"))
+    steps(loop, 20)
+    assert not outcomes(transport) and 0 < loop._until_next_event(None) <= adapter_pool.READ_DEADLINE_S
+    clock[0] += adapter_pool.READ_DEADLINE_S
+    ended = finish(loop, transport)
+    assert [ended[i].end.kind for i in (1, 2)] == ["queue_timeout"] * 2 and len(ended[3].tokens) == 8
+    assert "the files of the adapter 'a' could not be read within 30 s" in ended[1].end.text
+    post_calls(transport, call(4, "a"), call(5, "c"))
+    ended = finish(loop, transport)
+    assert ended[4].end.kind == "queue_timeout" and len(ended[5].tokens) == 8, "at once: a thread hangs already"
+    assert loop.calls_of_pool.begun.count(identity("a")) == 1
+    loop.calls_of_pool.hung.clear()
+    steps(loop, 4)
+    post_calls(transport, call(6, "a"))
+    assert len(finish(loop, transport)[6].tokens) == 8
+
+
+def test_a_slow_adapter_is_there_for_the_next_request(engine, clock):
+    loop, transport = engine(["a", "b", "c"], 2)
+    loop.calls_of_pool.hung = {identity("a")}
+    post_calls(transport, call(1, "a"))
+    steps(loop, 2)
+    clock[0] += adapter_pool.READ_DEADLINE_S
+    assert finish(loop, transport)[1].end.kind == "queue_timeout"
+    loop.calls_of_pool.hung.clear()
+    steps(loop, 4)
+    assert identity("a") in loop.adapters.pool.slots
+    post_calls(transport, call(2, "a"))
+    assert len(finish(loop, transport)[2].tokens) == 8 and loop.calls_of_pool.begun == [identity("a")]
+
+
+def test_a_registration_that_hangs_fails_and_others_go_on(engine, clock):
+    loop, transport = engine(["a"], 3)
+    loop.calls_of_pool.hung = {"slow"}
+    post(transport, LoadAdapter(1, "slow", "slow"), LoadAdapter(2, "new", "new"))
+    steps(loop, 10)
+    assert not transport.outbox
+    clock[0] += adapter_pool.READ_DEADLINE_S
+    steps(loop, 10)
+    failed, *replies = [reply for _, reply in transport.outbox]
+    assert (failed.call, failed.kind) == (1, "queue_timeout") and isinstance(replies[0], Welcome)
+    loop.calls_of_pool.hung.clear()
+    steps(loop, 10)
+    assert list(loop.adapters.pool.names) == ["a", "new"], "its caller was told that it failed"
+
+
+def test_threads_that_hang_are_bounded(engine, clock, monkeypatch):
+    monkeypatch.setattr(adapter_pool, "MAX_HANGING", 2)
+    names = [f"a{i}" for i in range(5)]
+    loop, transport = engine([*names, "b"], 3)
+    loop.calls_of_pool.hung = {identity(name) for name in names}
+    for number, name in enumerate(names, 1):
+        post_calls(transport, call(number, name))
+        steps(loop, 3)
+        clock[0] += adapter_pool.READ_DEADLINE_S
+        steps(loop, 3)
+    post(transport, LoadAdapter(90, "new", "new"))
+    ended = finish(loop, transport)
+    assert [ended[i].end.kind for i in range(1, 6)] == ["queue_timeout"] * 5 and len(loop.calls_of_pool.begun) == 2
+    assert [reply.kind for _, reply in transport.outbox if getattr(reply, "call", 0) == 90] == ["queue_timeout"]
+
+
+# -- contents --------------------------------------------------------------------------------------
 
 
 def test_another_content_under_a_name_meets_nothing_of_the_old_one(engine):

@@ -58,7 +58,9 @@ def run(runner, arrivals, steps=None, rows=6, pooling="last", **settings):
         ListTransport(),
         engine_config(max_batch_rows=rows, check_integrity=True, prompt_lookup=False, **settings),
     )
-    welcome = Welcome(PROTOCOL, "", VOCAB, 256, 0, EmbeddingInfo(SHAPE["hidden_size"], pooling, True))
+    embeddings = EmbeddingInfo(SHAPE["hidden_size"], pooling, True)
+    adapters = {} if runner.adapter_pool is None else dict(runner.adapter_pool.names)
+    welcome = Welcome(PROTOCOL, "", VOCAB, 256, 0, embeddings, adapters=adapters)
     engine_loop = EngineLoop(
         config, welcome, runner, Sampler(), vocabulary(), ReadyCompiler(GRAMMARS), transport, steps
     )
@@ -66,7 +68,8 @@ def run(runner, arrivals, steps=None, rows=6, pooling="last", **settings):
         post(transport, *(message for at, message in arrivals if at == number))
         engine_loop.step(timeout_s=0.0)
         has_arrivals = any(at > number for at, _ in arrivals)
-        if not (engine_loop.has_work or engine_loop.calls.num_compiling or has_arrivals or transport.inbox):
+        waits = engine_loop.calls.num_compiling or engine_loop.batch_scheduler.waiting
+        if not (engine_loop.has_work or waits or has_arrivals or transport.inbox):
             assert engine_loop.cache.counts()[2] == 0, "an idle engine holds pages"
             return outcomes(transport)
     raise AssertionError("the engine loop did not become idle")

@@ -16,20 +16,22 @@ def identity(path):
 
 
 class ManualCalls:
-    """In place of `BackgroundCalls`. `delay`: how often `collect` is called before a call has ended."""
+    """In place of `BackgroundCalls`. `delay`: how often `collect` is called before a call has ended. `hung`: adapters
+    and names whose calls do not end before they are taken out of it."""
 
     def __init__(self, delay):
-        self.delay, self.begun, self._running = delay, [], []
+        self.delay, self.begun, self.hung, self._running = delay, [], set(), []
 
     def begin(self, key, call):
-        self.begun.append(key)
+        self.begun.append(key.job)
         self._running.append([self.delay, key, call])
 
     def collect(self):
-        for entry in self._running:
+        ended = [e for e in self._running if getattr(e[1].job, "name", e[1].job) not in self.hung]
+        for entry in ended:
             entry[0] -= 1
-        done = [entry for entry in self._running if entry[0] < 0]
-        self._running = [entry for entry in self._running if entry[0] >= 0]
+        done = [entry for entry in ended if entry[0] < 0]
+        self._running = [entry for entry in self._running if entry not in done]
         return [(key, call()) for _, key, call in done]
 
     def fileno(self):

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from ptx_compile import ARCHITECTURES, Job, record_launches
 
+from plait.kernels.low_rank_table import COLUMNS
 from plait.kernels.quantized_weights import Int4Weight, Int8Weight
 from plait.kernels.sampling_inputs import LogitAdjustments, Penalties, RowBias, RowMasks, SamplingInputs
 from plait.kernels.triton import activation, norm
-from plait.kernels.triton.linear import grouped_matmul, quantized_linear, quantized_matmul
+from plait.kernels.triton.linear import grouped_matmul, low_rank, quantized_linear, quantized_matmul
 from plait.kernels.triton.sampling import logit_adjustments, logprobs, sampler
 
 
@@ -90,7 +91,16 @@ def experts(tokens: int, top_k: int, num_experts: int, hidden: int, inner: int, 
     grouped_matmul.combine_experts(results, empty(tokens, top_k, dtype=F32), ids)
 
 
+def low_rank_updates(rows: int, channels: int, outs: int, dtype: torch.dtype = BF16) -> None:
+    """What 16 slots of adapters add to a product of one step, and to its embeddings."""
+    table, groups = empty(16, 130, COLUMNS, dtype=torch.int64), low_rank.group_rows(i32(rows), 16)
+    out = empty(rows, outs, dtype=dtype)
+    for x in (empty(rows, channels, dtype=dtype), i32(rows)):
+        low_rank.add_low_rank(out, x, table, 0, groups, 3072)
+
+
 NO_PRODUCT = ("_reduce_splits", "_dequantize_int4", "_dequantize_gguf", "_dequantize_int8", "_quantize_activations")
+NO_UPDATE = ("_count_slots", "_place_slots", "_gather")
 ROUTING = ("_count_slots", "_place_slots", "_combine", "_gated")
 
 CASES = {
@@ -156,6 +166,12 @@ CASES = {
     "Q8_0, a prompt": Case(lambda: linears(4096, int8(4096, 4096, True)), True, NO_PRODUCT),
     "experts, decode": Case(lambda: experts(64, 8, 128, 2048, 768, BF16), True, ROUTING),
     "experts, mixed": Case(lambda: experts(512, 4, 32, 2880, 2880, BF16), True, ROUTING, ARCHITECTURES),
+    "adapters, one row": Case(lambda: low_rank_updates(1, 4096, 6144), True, NO_UPDATE),
+    "adapters, 64 rows": Case(lambda: low_rank_updates(64, 4096, 6144), True, NO_UPDATE, ARCHITECTURES),
+    "adapters, short channels": Case(lambda: low_rank_updates(64, 576, 49152, F16), True, NO_UPDATE),
+    "adapters, 16 slots and a prompt": Case(
+        lambda: low_rank_updates(1024, 14336, 4096), True, NO_UPDATE, ARCHITECTURES
+    ),
     "experts, prefill": Case(lambda: experts(4096, 2, 8, 4096, 14336, F16), True, ROUTING),
 }
 

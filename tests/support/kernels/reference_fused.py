@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reference_float32
+import reference_low_rank
 import reference_sampling as sampling
 import torch
 from reference_rope import apply_rope_and_write_kv
@@ -61,5 +62,7 @@ REFERENCE_FUSED_OPERATORS = FusedOperators(
     count_tokens=sampling.count_tokens,
     gather_logprobs=sampling.gather_logprobs,
     top_logprobs=sampling.top_logprobs,
+    group_rows=reference_low_rank.group_rows,
+    add_low_rank=reference_low_rank.add_low_rank,
     kv_dtypes=frozenset({"fp8", "int8"}),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
@@ -9,6 +10,8 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import PlainTextResponse, Response
 
+from plait.host.background_calls import BackgroundCalls
+from plait.runtime.errors import QueueTimeout
 from plait.runtime.messages import MAX_NAME_CHARS
 from plait.runtime.server.app_state import AppState, state_of, tenant_of
 from plait.runtime.server.engines.model_names import DEFAULT_NAME
@@ -22,6 +25,7 @@ from plait.runtime.server.protocols.shared import StrictStruct
 router = APIRouter()
 
 ERRORS = (400, 401, 403, 404, 415, 500, 503)
+FIND_DEADLINE_S = 30.0
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
@@ -51,7 +55,7 @@ async def load_adapter(request: Request) -> Response:
         raise invalid("'lora_name' is not printable, or a name of the model itself", "lora_name")
     if body.lora_name in model.adapters and not body.load_inplace:
         raise invalid(f"the adapter {body.lora_name!r} has already been loaded", "lora_name", "already_loaded")
-    path = path_below(Path(model.settings.lora_dir), body.lora_path)
+    path = await find_below(Path(model.settings.lora_dir), body.lora_path)
     await model.client.load_adapter(body.lora_name, str(path), replace=body.load_inplace)
     _keep_at_restart(model, body.lora_name, str(path))
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
@@ -84,6 +88,31 @@ def _changeable_model(request: Request) -> ServedModel:
     if tenant_of(request) not in state.settings.admin_keys:
         raise ApiError(403, "this API key may not load adapters", type="permission_error", code="admin_key_needed")
     return model
+
+
+async def find_below(directory: Path, name: str) -> Path:
+    """`path_below` in a thread of its own: on a mount that is gone it does not end. Raises QueueTimeout then."""
+
+    def find() -> Path | ApiError:
+        try:
+            return path_below(directory, name)
+        except ApiError as error:
+            return error
+
+    calls, is_done, loop = BackgroundCalls[None, Path | ApiError](), asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(calls.fileno(), is_done.set)
+    calls.begin(None, find)
+    try:
+        await asyncio.wait_for(is_done.wait(), FIND_DEADLINE_S)
+        [(_, found)] = calls.collect()
+    except TimeoutError:
+        raise QueueTimeout(f"{name!r:.200} could not be read within {FIND_DEADLINE_S:g} s") from None
+    finally:
+        loop.remove_reader(calls.fileno())
+        calls.close()
+    if isinstance(found, ApiError):
+        raise found
+    return found
 
 
 def path_below(directory: Path, name: str) -> Path:
