@@ -45,7 +45,9 @@ def build_engine_loop(
         tokenizer = loading[0].result() if loading else None
     if tokenizer is None or tokenizer.vocab_size != runner.config.vocab_size:
         tokenizer = load_tokenizer(model_path, vocab_size=runner.config.vocab_size, is_for_ids=True)
-    draft_model = load_draft_model(config, draft_path, tokenizer.vocabulary, runner) if draft_path else None
+    draft_model = None
+    if draft_path is not None:
+        draft_model = load_draft_model(config, model_path, draft_path, tokenizer.vocabulary, runner)
     vocabulary = tokenizer.vocabulary
     compiler = CompilePool(
         vocabulary,

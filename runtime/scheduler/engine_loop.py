@@ -264,7 +264,8 @@ class EngineLoop:
             self.sessions.enqueue(client, message)
 
     def close(self) -> None:
-        """Ends the threads and processes that the loop has started."""
+        """Ends the threads and processes that the loop has started, and keeps what the draft model has learnt."""
+        self.batch_scheduler.drafter.close()
         self.compiler.close()
         self.adapters.close()
 

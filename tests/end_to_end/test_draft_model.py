@@ -14,6 +14,7 @@ from plait.runtime.errors import InputError, ModelNotFound
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process import draft_model as draft_model_module
 from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler.policy.draft_model import DraftModel
 
 SCHEMA = JsonSchema({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
 PROMPTS = ["The capital of France is", "def add(a, b):\n"]
@@ -24,6 +25,7 @@ def drafting():
     """An engine whose draft model is the model itself, asked as if it cost a twentieth."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DraftAccount, "guess_cost", lambda self, num_rows: 0.05)
+        patch.setattr(draft_model_module, "_account_path", lambda *models: None)
         patch.setattr(DraftAccount, "record_step", lambda self, *counts: None)
         with plait.Engine(deterministic=True, drafts=(), draft=locate_model(), max_pages=600) as engine:
             yield engine
@@ -61,6 +63,24 @@ def test_a_runtime_process_takes_a_draft_model(small_model):
         session = runtime.client.open_session()
         session.append(PROMPTS[0])
         assert len(session.generate(sampling_params(max_tokens=30, temperature=0.0)).result().token_ids) == 30
+
+
+def test_what_was_measured_is_read_by_the_next_start(monkeypatch, small_model, tmp_path):
+    path = tmp_path / "account"
+    monkeypatch.setattr(draft_model_module, "_account_path", lambda *models: path)
+    measured = []
+    measure = DraftModel._measured
+    monkeypatch.setattr(DraftModel, "_measured", lambda self: measured.append(self) or measure(self))
+
+    def start():
+        with plait.Engine(str(small_model), draft=small_model, max_pages=600) as engine:
+            account = engine.engine_loop.batch_scheduler.drafter.model.account
+            account.balance = account.balance - 1
+            return account.balance
+
+    assert start() == start() + 1 and len(measured) == 1
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert start() > 3 and len(measured) == 2
 
 
 def test_another_vocabulary_is_refused(monkeypatch, small_model):

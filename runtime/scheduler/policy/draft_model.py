@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -40,13 +40,24 @@ class AskedText(NamedTuple):
 
 
 class DraftModel:
-    """runner: of the draft model. max_length: tokens of the longest text that it reads."""
+    """runner: of the draft model. max_length: tokens of the longest text that it reads.
 
-    def __init__(self, runner: Runner, max_length: int) -> None:
+    kept: the account of an earlier start with the same models; None: the times are measured. keep: is called with the
+    account's bytes, when the draft model begins or ends to rest, and at the end.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        max_length: int,
+        kept: DraftAccount | None = None,
+        keep: Callable[[bytes], None] = lambda content: None,
+    ) -> None:
         self._runner, self._max_length = runner, min(max_length, runner.num_pages)
         self._pool, self._ops = PagePool(runner.num_pages), NumpyLogitOperations()
         self._texts: OrderedDict[TextSequence, TextSequence] = OrderedDict()  # of a request -> what was read of it
-        self.account = self._measured()
+        self.account = kept or self._measured()
+        self._keep, self._was_resting = keep, self.account.is_resting
         self.has_failed = False
 
     def guesses_for(self, request: GenerationRequest) -> ModelGuesses | None:
@@ -86,6 +97,16 @@ class DraftModel:
             assert logits is not None
             self._take(text, logits[row : row + 1])
         self.account.record_forward(len(batch.rows), batch.num_tokens, time.perf_counter() - start_s)
+
+    def keep_verdict(self) -> None:
+        """Keeps the account if the draft model has begun or ended to rest."""
+        if self.account.is_resting != self._was_resting:
+            self._was_resting = self.account.is_resting
+            self._keep(self.account.to_bytes())
+
+    def close(self) -> None:
+        """Keeps the account."""
+        self._keep(self.account.to_bytes())
 
     def flush(self, tenant: str | None) -> None:
         """Forgets the texts of a tenant; None: of all."""
