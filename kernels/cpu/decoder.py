@@ -7,6 +7,7 @@ on its sequence and on which of the two its step used; with `amx_min_tokens` Non
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import llvmlite.binding
@@ -83,6 +84,7 @@ class CpuDecoder:
         self._expert_entries: list[int] = []  # entries of buffers with a row for each pair of token and chosen expert
         self._adapters: CpuAdapters | None = None
         self._num_terms = 0  # of a row's buffer
+        self._num_captured = self._num_tokens = 0  # captured layers; tokens of the latest step
         self._args = self._model_args()
         self._token_capacity = 0
         self._logits = aligned_empty((0, 0), np.float32)
@@ -93,6 +95,18 @@ class CpuDecoder:
         self._adapters, self._token_capacity = adapters, 0
         self._args.set(arg.ADAPTER_TABLE, adapters.table)
         self._head_args.set(arg.HEAD_ADAPTER_TABLE, adapters.table)
+
+    def capture(self, layers: Sequence[int]) -> None:
+        """Keeps the inputs of these layers, each named once, in further steps: see `captured`."""
+        for place, index in enumerate(layers):
+            self._layer_table[index, arg.CAPTURE] = place + 1
+        self._num_captured, self._token_capacity = len(layers), 0
+
+    @property
+    def captured(self) -> Floats:
+        """The residual stream before each layer of `capture`, float32 [T, layers * C] of the latest step's tokens."""
+        states: Floats = self._buffers[arg.CAPTURED][: self._num_tokens]
+        return states
 
     def num_outputs(self) -> list[tuple[int, ...]]:
         """The outputs of each layer's products and of those behind them, in the order of `kernel_types`."""
@@ -120,6 +134,7 @@ class CpuDecoder:
         index of each token's adapter, -1: none; None: no token has one. Steps with adapters multiply in int8.
         """
         count, args = len(token_ids), self._args
+        self._num_tokens = count
         if count > self._token_capacity or (self._adapters is not None and self._adapters.num_terms > self._num_terms):
             self._allocate_buffers(max(count, self._token_capacity))
         args.descriptors[self._buffer_entries, 1] = count
@@ -252,7 +267,8 @@ class CpuDecoder:
             weights.joint_head_norms,
         )
         self._set_expert_args(args)
-        args.set(arg.LAYERS, np.array([_layer_args(layer) for layer in weights.layers], dtype=np.int64))
+        self._layer_table = np.array([_layer_args(layer) for layer in weights.layers], dtype=np.int64)
+        args.set(arg.LAYERS, self._layer_table)
         args.set(arg.FINAL_NORM, weights.norm)
         args.set(arg.EMBEDDING, np.array([_weight_part(weights.embedding)], np.int64))
         for entry, i in ((arg.COS, 0), (arg.SIN, 1)):
@@ -302,6 +318,8 @@ class CpuDecoder:
         ):
             self._buffers |= {entry + i: array for i, array in enumerate(_allocate_activations(count, width))}
         self._buffers |= self._expert_buffers_of_tokens(count)
+        if self._num_captured:
+            self._buffers[arg.CAPTURED] = aligned_zeros((count, self._num_captured * channels), np.float32)
         if self._adapters is not None:
             self._num_terms = self._adapters.num_terms
             self._buffers[arg.ADAPTER_TERMS] = aligned_zeros((count, self._num_terms), np.float32)
@@ -387,4 +405,5 @@ def _layer_args(layer: LayerWeights) -> list[int]:
         *(_address(vector) for vector in (*vectors, layer.router)),
         layer.window or NO_WINDOW,
         layer.rope_table,
+        0,  # not captured
     ]

@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from plait.constrained import GrammarError
 from plait.runtime.batch.batch import Batch
@@ -25,7 +25,7 @@ from plait.runtime.drafts.proposer import SHARED_DECAY, AcceptanceRates, Propose
 from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.scheduler.draft_walk import DraftWalk
 from plait.runtime.scheduler.error_log import ErrorLog
-from plait.runtime.scheduler.policy.draft_model import AskedText, DraftModel
+from plait.runtime.scheduler.policy.guessing_model import AskedText, GuessingModel
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 
 MAX_DRAFTING_TOKENS = 32  # sum of running requests and draft tokens in a step with drafts
@@ -83,7 +83,7 @@ class Drafter:
         token_masks: TokenMaskBuilder,
         max_length: int,
         error_log: ErrorLog,
-        model: DraftModel | None = None,
+        model: GuessingModel[Any] | None = None,
     ) -> None:
         self._error_log, self.model = error_log, model
         self._sources, self._token_masks, self._max_length = sources, token_masks, max_length
@@ -169,6 +169,7 @@ class Drafter:
         self.model.account.record_step(
             num_rows, batch.num_tokens, num_drafted, num_guessed, first + each * num_drafted, seconds
         )
+        self.model.observe(batch)
         self.model.keep_verdict()
 
     def close(self) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from plait.runtime.errors import InputError
 from plait.runtime.executor.host_machine import host_kv_cache_budget, may_have_gpu
-from plait.runtime.model_files.locate import locate_model
-from plait.runtime.process.draft_model import draft_cache_bytes
+from plait.runtime.process.draft_files import draft_cache_bytes, draft_files
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class ModelSpec:
         Raises InputError if the size of the cache is only known when the model is loaded, and ModelError for a draft
         model that cannot be read.
         """
-        drafts = [locate_model(draft)] if (draft := self.settings.get("draft")) else []
+        drafts = [draft_files(draft)] if (draft := self.settings.get("draft")) else []
         paths = [self.path, *drafts]
         paths += map(Path, (self.settings.get("adapters") or {}).values())
         files = [file for path in paths for file in (path.glob("*.safetensors") if path.is_dir() else [path])]

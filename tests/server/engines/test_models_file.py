@@ -11,7 +11,7 @@ from tiny_llama_gguf import write_small_model
 from plait.cli import main
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.process.draft_model import draft_cache_bytes
+from plait.runtime.process.draft_files import draft_cache_bytes
 from plait.runtime.server.engines.model_names import alias_options
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
 from plait.runtime.server.engines.models_file import MAX_FILE_BYTES, read_models
