@@ -6,11 +6,12 @@ import json
 
 import torch
 from safetensors.torch import save_file
+from tiny_llama_checkpoints import save_tiny_llama
 
 SIZE, INNER, HEADS, KV_HEADS, HEAD_DIM, DRAFT_VOCAB = 64, 96, 4, 2, 16, 40
 
 
-def save_head(folder, model_config, seed=3, embedding=True, **changes):
+def save_head(folder, model_config, seed=3, embedding=True, inner=INNER, **changes):
     """Writes a head for a model of transformers; returns its tensors in float32."""
     torch.manual_seed(seed)
     size, vocab = model_config.hidden_size, model_config.vocab_size
@@ -20,9 +21,9 @@ def save_head(folder, model_config, seed=3, embedding=True, **changes):
         "midlayer.self_attn.k_proj": (KV_HEADS * HEAD_DIM, 2 * SIZE),
         "midlayer.self_attn.v_proj": (KV_HEADS * HEAD_DIM, 2 * SIZE),
         "midlayer.self_attn.o_proj": (SIZE, HEADS * HEAD_DIM),
-        "midlayer.mlp.gate_proj": (INNER, SIZE),
-        "midlayer.mlp.up_proj": (INNER, SIZE),
-        "midlayer.mlp.down_proj": (SIZE, INNER),
+        "midlayer.mlp.gate_proj": (inner, SIZE),
+        "midlayer.mlp.up_proj": (inner, SIZE),
+        "midlayer.mlp.down_proj": (SIZE, inner),
         "lm_head": (DRAFT_VOCAB, SIZE),
     }
     tensors = {f"{name}.weight": torch.randn(shape) * 0.2 for name, shape in shapes.items()}
@@ -39,7 +40,7 @@ def save_head(folder, model_config, seed=3, embedding=True, **changes):
         "model_type": "llama",
         "hidden_size": SIZE,
         "target_hidden_size": size,
-        "intermediate_size": INNER,
+        "intermediate_size": inner,
         "num_hidden_layers": 1,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
@@ -94,3 +95,41 @@ def reference_logits(tensors, states, tokens, num_own=0, norms_residual=False):
         if len(hidden) == count:
             return norm(out, "norm") @ weight["lm_head"].T
         hidden = torch.cat([hidden, out[-1:]])
+
+
+def save_bigram_pair(folder, vocab=64):
+    """Saves a model whose next token depends on the last one alone, and a head that knows it; returns their folders.
+
+    Embeddings are one-hot. The layers of the model add nothing; the head's MLP maps a token to the likeliest next one,
+    so that its output is what the model's hidden state will be a position later. It knows 40 of 64 tokens.
+    """
+    model = save_tiny_llama(
+        folder / "model", vocab_size=vocab, hidden_size=SIZE, num_hidden_layers=5, head_dim=32, intermediate_size=SIZE,
+        max_position_embeddings=1024, tie_word_embeddings=False,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(5)
+    follows = torch.cat([torch.tensor([1]), 1 + (torch.arange(1, vocab) * 7) % (vocab - 1)])  # a cycle through 1 to 63
+    scores = 0.1 * torch.randn(vocab, vocab, generator=generator)
+    scores[0] = -1.0  # the end of the text
+    scores[follows, torch.arange(vocab)] += 0.5
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(torch.eye(vocab, SIZE))
+        model.lm_head.weight.copy_(scores)
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    model.save_pretrained(folder / "model")
+    identity, zeros = torch.eye(SIZE), torch.zeros(SIZE, SIZE)
+    ids = torch.randperm(vocab, generator=generator)[:DRAFT_VOCAB].sort().values
+    ones = torch.ones(SIZE)
+    tensors = {
+        "fc.weight": torch.cat([identity, zeros, zeros], 1),
+        "midlayer.self_attn.o_proj.weight": torch.zeros(SIZE, HEADS * HEAD_DIM),
+        "midlayer.mlp.gate_proj.weight": torch.ones(SIZE, SIZE),
+        "midlayer.mlp.up_proj.weight": (identity[:, follows] - identity) / SIZE,
+        "midlayer.mlp.down_proj.weight": identity.clone(),
+        "lm_head.weight": scores[ids],
+        "d2t": ids - torch.arange(DRAFT_VOCAB),
+    } | {f"{name}.weight": ones.clone() for name in ("midlayer.post_attention_layernorm", "norm")}
+    save_head(folder / "head", model.config, tensors=tensors, max_position_embeddings=1024, inner=SIZE)
+    return folder / "model", folder / "head"
