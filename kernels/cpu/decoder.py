@@ -18,14 +18,12 @@ from plait.kernels.cpu import amx, decoder_kernels, isa
 from plait.kernels.cpu import decoder_args as arg
 from plait.kernels.cpu.attention import paged, tiling, workspace
 from plait.kernels.cpu.attention.isa import best_isa
-from plait.kernels.cpu.decoder_weights import DecoderWeights, Floats, LayerWeights
+from plait.kernels.cpu.decoder_weights import DecoderWeights, Floats, layer_args, weight_part
 from plait.kernels.cpu.gemm import amx_blocking
 from plait.kernels.cpu.gemm.experts import GROUP, NUM_PHASES
 from plait.kernels.cpu.gemm.int8_blocks import INT8_ISA
-from plait.kernels.cpu.gemm.layout_kernels import layout_kernel
 from plait.kernels.cpu.gemm.layouts import QUANT_BLOCK, TILE_OUTPUTS
-from plait.kernels.cpu.gemm.packed_linear import PART_COLUMNS
-from plait.kernels.cpu.gemm.packed_weights import PackedWeight, select_outputs
+from plait.kernels.cpu.gemm.packed_weights import select_outputs
 from plait.kernels.cpu.kernel_args import KernelArgs, aligned_empty, aligned_zeros
 from plait.kernels.cpu.kernel_types import QuantizedActivations
 from plait.kernels.cpu.low_rank.adapters import CpuAdapters
@@ -35,7 +33,6 @@ from plait.kernels.numpy_layout import NumpyAttentionLayout
 REQUIRED_FEATURES = ("avx2", "fma", "f16c")
 AMX_MIN_TOKENS = 12  # tokens of a step from which AMX in bfloat16 is faster than AVX-512 VNNI
 MIN_PARTITION_ROWS = 64  # minimum rows of a partition: each partition dequantizes all weights
-NO_WINDOW = 1 << 40  # a window longer than any sequence
 BF16_ENTRIES = [entry + arg.BF16_TILES for entry in (arg.HIDDEN, arg.ATTENTION_OUT, arg.MLP_INNER)]
 MAX_BUFFERED_ROWS = 64  # rows of logits for which memory is kept between calls
 NO_ARGMAX, NO_SLOTS = np.empty((0, 2)), np.empty(0, np.int32)
@@ -202,7 +199,7 @@ class CpuDecoder:
         args.set(arg.HEAD_COUNTERS, self._counters)
         args.set(arg.HEAD_ARGMAX, argmax_out)
         self._counters[0, : arg.HEAD_PHASES].fill(0)  # writing the others too would evict them from other cores' caches
-        self._head_settings[0] = *_weight_part(head), head.outputs, len(self.weights.layers)
+        self._head_settings[0] = *weight_part(head), head.outputs, len(self.weights.layers)
         decoder_kernels.compute_logits(args.descriptors, self.threads)
         logits: Floats = out[:, : head.outputs]
         return logits
@@ -267,10 +264,10 @@ class CpuDecoder:
             weights.joint_head_norms,
         )
         self._set_expert_args(args)
-        self._layer_table = np.array([_layer_args(layer) for layer in weights.layers], dtype=np.int64)
+        self._layer_table = np.array([layer_args(layer) for layer in weights.layers], dtype=np.int64)
         args.set(arg.LAYERS, self._layer_table)
         args.set(arg.FINAL_NORM, weights.norm)
-        args.set(arg.EMBEDDING, np.array([_weight_part(weights.embedding)], np.int64))
+        args.set(arg.EMBEDDING, np.array([weight_part(weights.embedding)], np.int64))
         for entry, i in ((arg.COS, 0), (arg.SIN, 1)):
             args.set(entry, np.stack([pair[i] for pair in weights.rope_tables]))
         args.set(arg.SETTINGS, self._settings)
@@ -382,28 +379,3 @@ def _allocate_int8_activations(rows: int, channels: int) -> list[npt.NDArray[Any
     """Returns memory for all fields of `QuantizedActivations` except the last, `bf16_tiles`."""
     scales, block_sums = (aligned_zeros((rows, channels // QUANT_BLOCK), np.float32) for _ in range(2))
     return [aligned_zeros((rows, channels), np.int8), scales, block_sums, aligned_zeros(scales.shape, np.int32)]
-
-
-def _address(array: npt.NDArray[Any] | None) -> int:
-    return 0 if array is None else int(array.ctypes.data)
-
-
-def _weight_part(weight: PackedWeight, stride: int | None = None) -> list[int]:
-    """Returns the columns that describe one part of a packed weight (`packed_linear`)."""
-    return [weight.address, stride or weight.tile_bytes, len(weight.data), *layout_kernel(weight.layout.name)]
-
-
-def _layer_args(layer: LayerWeights) -> list[int]:
-    """Returns the row of a layer in LAYERS."""
-    absent = [[0] * PART_COLUMNS] * (3 - len(layer.qkv))
-    qkv = [*(_weight_part(part) for part in layer.qkv), *absent]
-    gate_up = [_weight_part(part, layer.gate_up.stride) for part in (layer.gate_up.first, layer.gate_up.second)]
-    parts = [*qkv, _weight_part(layer.output), *gate_up, _weight_part(layer.down)]
-    vectors = (layer.norm, layer.post_norm, layer.mlp_norm, layer.post_mlp_norm, layer.head_norms, layer.bias)
-    return [
-        *(number for part in parts for number in part),
-        *(_address(vector) for vector in (*vectors, layer.router)),
-        layer.window or NO_WINDOW,
-        layer.rope_table,
-        0,  # not captured
-    ]

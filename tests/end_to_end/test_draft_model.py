@@ -117,7 +117,7 @@ def test_a_runtime_process_takes_an_eagle3_head(small_model, head):
 
 
 def test_a_head_of_another_model_is_refused(small_model, head):
-    with pytest.raises(InputError, match="vocab_size"):
+    with pytest.raises(InputError, match="target_hidden_size 64, not 576"):
         plait.Engine(draft=head, max_pages=600)
 
 
