@@ -17,10 +17,11 @@ from tiny_hf_models import all_logits, runner
 from plait.constrained import Regex, compile_grammar
 from plait.runtime.drafts.proposer import AcceptanceRates
 from plait.runtime.messages import Append, Close, FlushCache, Generate, Open
+from plait.runtime.models.eagle3.head import HeadCache
 from plait.runtime.models.eagle3.loading import load_eagle3
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.policy import drafts
-from plait.runtime.scheduler.policy.eagle3_draft import Eagle3Draft
+from plait.runtime.scheduler.policy.eagle3_draft import Eagle3Draft, HeadText
 from plait.runtime.weights.checkpoint import open_checkpoint
 
 SPEC = Regex("[a-zA-Z]{4,20}[0-9]+( and so on)?[a-z .]*")
@@ -129,6 +130,19 @@ def test_texts_are_forgotten_and_begin_where_their_states_were_computed(monkeypa
     assert first.tokens == second.tokens and second.end.usage.drafted_tokens > 5
     run_until_idle(engine_loop, transport, FlushCache(7))
     assert not model._texts
+
+
+def test_states_of_other_tokens_are_dropped():
+    text = HeadText(10, HeadCache(1, 2))
+    text.observe(0, np.array([5, 6, 7, 8], np.int32), np.arange(4, dtype=np.float32)[:, None])
+    assert text.synchronize(np.array([5, 6, 9, 1, 1, 1], np.int32))
+    assert text.num_pending == 2 and text.take_pending(2).tolist() == [[0], [1]]
+    text.add_entries(np.array([6, 9], np.int32), np.zeros((2, 4), np.float32), are_read=True)
+    text.add_entries(np.array([1], np.int32), np.ones((1, 4), np.float32), are_read=False)
+    assert text.synchronize(np.array([5, 6, 9, 1, 4], np.int32)) and text.used.tolist() == [6, 9, 1]
+    assert text.synchronize(np.array([5, 6, 9, 2], np.int32)) and text.used.tolist() == [6, 9]
+    assert [hidden.tolist() for hidden in text.hidden] == [[0] * 4]
+    assert not text.synchronize(np.array([5, 6, 3], np.int32))  # an entry of the model's states took another token
 
 
 def test_a_head_that_rests_keeps_no_states(monkeypatch, pair):
