@@ -115,7 +115,7 @@ def test_sampled_tokens_have_the_models_distribution(monkeypatch, pair):
         for call in run_until_idle(engine_loop, transport, *messages).values():
             counts[tuple(call.tokens)] += 1
             num_drafted += call.end.usage.drafted_tokens
-    assert num_drafted > 50 and chi_square(counts, exact)[2] > 1e-3
+    assert num_drafted > 20 and chi_square(counts, exact)[2] > 1e-3
 
 
 def test_texts_are_forgotten_and_begin_where_their_states_were_computed(monkeypatch, pair):
