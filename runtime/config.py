@@ -71,8 +71,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         text, "earlier" what calls of the same tenant, cache salt, adapter and constraint wrote before. Tokens change no
         more than they do with different requests in the batch.
     prompt_lookup: False is `drafts=()`, whatever that is. A draft model drafts nevertheless.
-    draft: a smaller model with the same vocabulary, as `model_path`, which guesses draft tokens too, on a CPU; "" is
-        none. It rests where it does not pay; see docs/architecture.md.
+    draft: a smaller model with the same vocabulary, as `model_path`, or the folder of an EAGLE-3 head, which guesses
+        draft tokens too, on a CPU; "" is none. It rests where it does not pay; see docs/models.md.
     token_healing: whether a call without the sampling parameter `token_healing` heals; see docs/constraints.md.
     check_integrity: verify the page accounting after every step (slow).
     """

@@ -7,6 +7,7 @@ on its sequence and on which of the two its step used; with `amx_min_tokens` Non
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import llvmlite.binding
@@ -17,14 +18,12 @@ from plait.kernels.cpu import amx, decoder_kernels, isa
 from plait.kernels.cpu import decoder_args as arg
 from plait.kernels.cpu.attention import paged, tiling, workspace
 from plait.kernels.cpu.attention.isa import best_isa
-from plait.kernels.cpu.decoder_weights import DecoderWeights, Floats, LayerWeights
+from plait.kernels.cpu.decoder_weights import DecoderWeights, Floats, layer_args, weight_part
 from plait.kernels.cpu.gemm import amx_blocking
 from plait.kernels.cpu.gemm.experts import GROUP, NUM_PHASES
 from plait.kernels.cpu.gemm.int8_blocks import INT8_ISA
-from plait.kernels.cpu.gemm.layout_kernels import layout_kernel
 from plait.kernels.cpu.gemm.layouts import QUANT_BLOCK, TILE_OUTPUTS
-from plait.kernels.cpu.gemm.packed_linear import PART_COLUMNS
-from plait.kernels.cpu.gemm.packed_weights import PackedWeight, select_outputs
+from plait.kernels.cpu.gemm.packed_weights import select_outputs
 from plait.kernels.cpu.kernel_args import KernelArgs, aligned_empty, aligned_zeros
 from plait.kernels.cpu.kernel_types import QuantizedActivations
 from plait.kernels.cpu.low_rank.adapters import CpuAdapters
@@ -34,7 +33,6 @@ from plait.kernels.numpy_layout import NumpyAttentionLayout
 REQUIRED_FEATURES = ("avx2", "fma", "f16c")
 AMX_MIN_TOKENS = 12  # tokens of a step from which AMX in bfloat16 is faster than AVX-512 VNNI
 MIN_PARTITION_ROWS = 64  # minimum rows of a partition: each partition dequantizes all weights
-NO_WINDOW = 1 << 40  # a window longer than any sequence
 BF16_ENTRIES = [entry + arg.BF16_TILES for entry in (arg.HIDDEN, arg.ATTENTION_OUT, arg.MLP_INNER)]
 MAX_BUFFERED_ROWS = 64  # rows of logits for which memory is kept between calls
 NO_ARGMAX, NO_SLOTS = np.empty((0, 2)), np.empty(0, np.int32)
@@ -83,6 +81,7 @@ class CpuDecoder:
         self._expert_entries: list[int] = []  # entries of buffers with a row for each pair of token and chosen expert
         self._adapters: CpuAdapters | None = None
         self._num_terms = 0  # of a row's buffer
+        self._num_captured = self._num_tokens = 0  # captured layers; tokens of the latest step
         self._args = self._model_args()
         self._token_capacity = 0
         self._logits = aligned_empty((0, 0), np.float32)
@@ -93,6 +92,18 @@ class CpuDecoder:
         self._adapters, self._token_capacity = adapters, 0
         self._args.set(arg.ADAPTER_TABLE, adapters.table)
         self._head_args.set(arg.HEAD_ADAPTER_TABLE, adapters.table)
+
+    def capture(self, layers: Sequence[int]) -> None:
+        """Keeps the inputs of these layers, each named once, in further steps: see `captured`."""
+        for place, index in enumerate(layers):
+            self._layer_table[index, arg.CAPTURE] = place + 1
+        self._num_captured, self._token_capacity = len(layers), 0
+
+    @property
+    def captured(self) -> Floats:
+        """The residual stream before each layer of `capture`, float32 [T, layers * C] of the latest step's tokens."""
+        states: Floats = self._buffers[arg.CAPTURED][: self._num_tokens]
+        return states
 
     def num_outputs(self) -> list[tuple[int, ...]]:
         """The outputs of each layer's products and of those behind them, in the order of `kernel_types`."""
@@ -120,6 +131,7 @@ class CpuDecoder:
         index of each token's adapter, -1: none; None: no token has one. Steps with adapters multiply in int8.
         """
         count, args = len(token_ids), self._args
+        self._num_tokens = count
         if count > self._token_capacity or (self._adapters is not None and self._adapters.num_terms > self._num_terms):
             self._allocate_buffers(max(count, self._token_capacity))
         args.descriptors[self._buffer_entries, 1] = count
@@ -187,7 +199,7 @@ class CpuDecoder:
         args.set(arg.HEAD_COUNTERS, self._counters)
         args.set(arg.HEAD_ARGMAX, argmax_out)
         self._counters[0, : arg.HEAD_PHASES].fill(0)  # writing the others too would evict them from other cores' caches
-        self._head_settings[0] = *_weight_part(head), head.outputs, len(self.weights.layers)
+        self._head_settings[0] = *weight_part(head), head.outputs, len(self.weights.layers)
         decoder_kernels.compute_logits(args.descriptors, self.threads)
         logits: Floats = out[:, : head.outputs]
         return logits
@@ -252,9 +264,10 @@ class CpuDecoder:
             weights.joint_head_norms,
         )
         self._set_expert_args(args)
-        args.set(arg.LAYERS, np.array([_layer_args(layer) for layer in weights.layers], dtype=np.int64))
+        self._layer_table = np.array([layer_args(layer) for layer in weights.layers], dtype=np.int64)
+        args.set(arg.LAYERS, self._layer_table)
         args.set(arg.FINAL_NORM, weights.norm)
-        args.set(arg.EMBEDDING, np.array([_weight_part(weights.embedding)], np.int64))
+        args.set(arg.EMBEDDING, np.array([weight_part(weights.embedding)], np.int64))
         for entry, i in ((arg.COS, 0), (arg.SIN, 1)):
             args.set(entry, np.stack([pair[i] for pair in weights.rope_tables]))
         args.set(arg.SETTINGS, self._settings)
@@ -302,6 +315,8 @@ class CpuDecoder:
         ):
             self._buffers |= {entry + i: array for i, array in enumerate(_allocate_activations(count, width))}
         self._buffers |= self._expert_buffers_of_tokens(count)
+        if self._num_captured:
+            self._buffers[arg.CAPTURED] = aligned_zeros((count, self._num_captured * channels), np.float32)
         if self._adapters is not None:
             self._num_terms = self._adapters.num_terms
             self._buffers[arg.ADAPTER_TERMS] = aligned_zeros((count, self._num_terms), np.float32)
@@ -364,27 +379,3 @@ def _allocate_int8_activations(rows: int, channels: int) -> list[npt.NDArray[Any
     """Returns memory for all fields of `QuantizedActivations` except the last, `bf16_tiles`."""
     scales, block_sums = (aligned_zeros((rows, channels // QUANT_BLOCK), np.float32) for _ in range(2))
     return [aligned_zeros((rows, channels), np.int8), scales, block_sums, aligned_zeros(scales.shape, np.int32)]
-
-
-def _address(array: npt.NDArray[Any] | None) -> int:
-    return 0 if array is None else int(array.ctypes.data)
-
-
-def _weight_part(weight: PackedWeight, stride: int | None = None) -> list[int]:
-    """Returns the columns that describe one part of a packed weight (`packed_linear`)."""
-    return [weight.address, stride or weight.tile_bytes, len(weight.data), *layout_kernel(weight.layout.name)]
-
-
-def _layer_args(layer: LayerWeights) -> list[int]:
-    """Returns the row of a layer in LAYERS."""
-    absent = [[0] * PART_COLUMNS] * (3 - len(layer.qkv))
-    qkv = [*(_weight_part(part) for part in layer.qkv), *absent]
-    gate_up = [_weight_part(part, layer.gate_up.stride) for part in (layer.gate_up.first, layer.gate_up.second)]
-    parts = [*qkv, _weight_part(layer.output), *gate_up, _weight_part(layer.down)]
-    vectors = (layer.norm, layer.post_norm, layer.mlp_norm, layer.post_mlp_norm, layer.head_norms, layer.bias)
-    return [
-        *(number for part in parts for number in part),
-        *(_address(vector) for vector in (*vectors, layer.router)),
-        layer.window or NO_WINDOW,
-        layer.rope_table,
-    ]

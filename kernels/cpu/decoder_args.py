@@ -32,7 +32,8 @@ EXPERT_INPUTS, EXPERT_INNER = 51, 56
 SOFT_CAP = 61  # of scores; 0: none
 # `kernel_types.RowUpdates`; ADAPTER_SLOTS has no rows in a step without adapters:
 ADAPTER_SLOTS, ADAPTER_TABLE, ADAPTER_TERMS = range(62, 65)
-ENTRIES = 65
+CAPTURED = 65  # [T, captured layers * C]: the residual before these layers; no rows if none is captured
+ENTRIES = 66
 
 # Columns of LAYERS, one row for each layer: weights in parts (`packed_linear`), three of q, k and v, one of the output,
 # gate and up, one of down; then addresses (0: absent) and numbers. With a router, gate, up and down have the outputs of
@@ -40,6 +41,7 @@ ENTRIES = 65
 QKV, OUTPUT, GATE_UP, DOWN = 0, 3 * PART_COLUMNS, 4 * PART_COLUMNS, 6 * PART_COLUMNS
 NORM = 7 * PART_COLUMNS
 POST_NORM, MLP_NORM, POST_MLP_NORM, HEAD_NORMS, BIAS, ROUTER, WINDOW, ROPE_TABLE = range(NORM + 1, NORM + 9)
+CAPTURE = NORM + 9  # 1 for the layer whose input is captured first, and so on; 0: it is not captured
 
 # Columns of SETTINGS. Set once for a model, up to PAGE_SHIFT, then for each step:
 (
@@ -74,9 +76,10 @@ HEAD_OUTPUTS, HEAD_LAYERS, NUM_HEAD_SETTINGS = range(PART_COLUMNS, PART_COLUMNS 
 QUANTIZE, HEAD_DOWN, HEAD_PRODUCT, FINISH, HEAD_PHASES = range(5)
 
 # Phases of a layer, as offsets from its first. Attention is counted by all partitions on the first one's counters, and
-# the products with the `down` of adapters only take place in steps with adapters.
+# the products with the `down` of adapters only take place in steps with adapters, CAPTURE_INPUT in captured layers.
 (
     PRE_NORM,
+    CAPTURE_INPUT,
     QKV_DOWN,
     QKV_PRODUCT,
     ROPE,
@@ -89,7 +92,7 @@ QUANTIZE, HEAD_DOWN, HEAD_PRODUCT, FINISH, HEAD_PHASES = range(5)
     DOWN_DOWN,
     DOWN_PRODUCT,
     PHASES_PER_LAYER,
-) = range(13)
+) = range(14)
 
 
 def num_phases(layers: int) -> int:

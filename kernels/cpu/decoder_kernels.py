@@ -37,7 +37,7 @@ from plait.kernels.cpu.kernel_types import (
 )
 from plait.kernels.cpu.low_rank import row_updates
 from plait.kernels.cpu.low_rank.row_updates import adapted_linear
-from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv
+from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv, copy_rows
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART, ThreadKernel
 from plait.kernels.cpu.parallel.threads import (
     COUNTER_STRIDE,
@@ -155,7 +155,8 @@ def _run_layers(
                 of_embedding = row_updates.of_product(of_rows, len(layers), kernel_types.EMBEDDING)
                 _embed(part_ctx, args, int64_matrix(args, arg.EMBEDDING)[0], tokens[begin:end], part, of_embedding)
             part_batch = partition_batch(batch, begin, end)
-            _before_attention(part_ctx, args, settings, heads, index, part, of_rows, part_batch)
+            captured = float32_matrix(args, arg.CAPTURED)[begin:end]
+            _before_attention(part_ctx, args, settings, heads, index, part, of_rows, part_batch, captured)
         if index < len(layers):
             cache = _layer_cache(settings, layers[index], index)
             attend(
@@ -184,6 +185,7 @@ def _before_attention(
     buffers: StepBuffers,
     updates: RowUpdates,
     batch: AttentionBatch,
+    captured: Any,
 ) -> None:
     """Adds the output of the previous layer to the residual and runs layer `index` up to attention.
 
@@ -196,6 +198,9 @@ def _before_attention(
     if index == len(layers):
         return
     layer = layers[index]
+    if layer[arg.CAPTURE]:
+        first = (layer[arg.CAPTURE] - 1) * buffers.residual.shape[1]
+        copy_rows(ctx, phase + arg.CAPTURE_INPUT, buffers.residual, captured, first)
     cos, sin, table = float32_matrix(args, arg.COS), float32_matrix(args, arg.SIN), layer[arg.ROPE_TABLE]
     adapted_linear(
         ctx, phase + arg.QKV_DOWN, layer[arg.QKV : arg.OUTPUT], buffers.hidden, buffers.qkv,

@@ -1,16 +1,23 @@
-"""The weights of a decoder on a CPU: packed matrices, float32 vectors, and the settings of its layers."""
+"""The weights of a decoder on a CPU: packed matrices, float32 vectors, and the settings of its layers.
+
+The functions describe them to the kernels (`decoder_args`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from plait.kernels.cpu.gemm.layout_kernels import layout_kernel
+from plait.kernels.cpu.gemm.packed_linear import PART_COLUMNS
 from plait.kernels.cpu.gemm.packed_weights import PackedPair, PackedWeight
 from plait.kernels.cpu.kernel_types import HeadLayout
 
+NO_WINDOW = 1 << 40  # a window longer than any sequence
 Floats = npt.NDArray[np.float32]
 
 
@@ -68,3 +75,28 @@ class DecoderWeights:
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     experts: Experts | None = None
+
+
+def _address(array: npt.NDArray[Any] | None) -> int:
+    return 0 if array is None else int(array.ctypes.data)
+
+
+def weight_part(weight: PackedWeight, stride: int | None = None) -> list[int]:
+    """Returns the columns that describe one part of a packed weight (`packed_linear`)."""
+    return [weight.address, stride or weight.tile_bytes, len(weight.data), *layout_kernel(weight.layout.name)]
+
+
+def layer_args(layer: LayerWeights) -> list[int]:
+    """Returns the row of a layer in LAYERS."""
+    absent = [[0] * PART_COLUMNS] * (3 - len(layer.qkv))
+    qkv = [*(weight_part(part) for part in layer.qkv), *absent]
+    gate_up = [weight_part(part, layer.gate_up.stride) for part in (layer.gate_up.first, layer.gate_up.second)]
+    parts = [*qkv, weight_part(layer.output), *gate_up, weight_part(layer.down)]
+    vectors = (layer.norm, layer.post_norm, layer.mlp_norm, layer.post_mlp_norm, layer.head_norms, layer.bias)
+    return [
+        *(number for part in parts for number in part),
+        *(_address(vector) for vector in (*vectors, layer.router)),
+        layer.window or NO_WINDOW,
+        layer.rope_table,
+        0,  # not captured
+    ]

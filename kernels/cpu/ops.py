@@ -89,6 +89,22 @@ def add_rms_norm(
     barrier_wait(ctx.counters, phase, items)
 
 
+def copy_rows(ctx: ThreadContext, phase: int, x: Any, out: Any, first_channel: int) -> None:
+    """Copies x [T, C] to the channels of `out` from `first_channel` on."""
+    items, channels = x.shape
+    count = items_per_claim(items, ctx)
+    while True:
+        first = claim_work(ctx.counters, phase, count)
+        if first >= items:
+            break
+        last = min(items, first + count)
+        for row in range(first, last):
+            for channel in range(channels):
+                out[row, first_channel + channel] = x[row, channel]
+        mark_done(ctx.counters, phase, last - first)
+    barrier_wait(ctx.counters, phase, items)
+
+
 def _write_slot(x: int, heads: HeadLayout, slot: int, scales: int) -> None:
     """Writes the keys or values of a token, float32 [G, D], to a slot (`LayerKvCache`)."""
     head_dim = heads.head_dim

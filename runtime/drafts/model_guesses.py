@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from plait.runtime.arrays import IntArray
 from plait.runtime.drafts.draft_account import DraftAccount
-from plait.runtime.drafts.proposer import TEXT_DECAY, AcceptanceRates, Guess
+from plait.runtime.drafts.proposer import Guess
 
 NUM_LEVELS = 10  # equal steps of the probability from 0 to 1
 MAX_CHAIN = 24  # guesses whose worth is summed
@@ -25,7 +25,7 @@ class ModelGuesses:
 
     def __init__(self, account: DraftAccount) -> None:
         self._account = account
-        self._rate = AcceptanceRates(account.rate.rates(), TEXT_DECAY)
+        self._rate = account.rate.of_text()
         self._guessed: dict[int, Guess] = {}  # by position
         self._num_rows = 1
         self._cost = 0.0  # of a guess in this step, relative to a decode token

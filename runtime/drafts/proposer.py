@@ -55,19 +55,34 @@ class Proposer(Protocol):
 
 
 class AcceptanceRates:
-    """The share of right guesses of each level. It begins with `rates`; recent guesses count more."""
+    """The share of right guesses of each level. It begins with `rates`; recent guesses count more.
 
-    def __init__(self, rates: Sequence[float], decay: float) -> None:
-        self._decay = decay
-        self._right = [rate * PRIOR_WEIGHT for rate in rates]
-        self._total = [PRIOR_WEIGHT] * len(rates)
+    weight: the guesses that `rates` count for. shared: those of all texts, for the rates of one text.
+    """
+
+    def __init__(
+        self,
+        rates: Sequence[float],
+        decay: float,
+        weight: float = PRIOR_WEIGHT,
+        shared: AcceptanceRates | None = None,
+    ) -> None:
+        self._decay, self._weight, self._shared = decay, weight, shared
+        self._right = [rate * weight for rate in rates]
+        self._total = [weight] * len(rates)
+
+    def of_text(self) -> AcceptanceRates:
+        """Returns the rates of a new text, which begin with these."""
+        return AcceptanceRates(self.rates(), TEXT_DECAY, self._weight, self)
 
     def rate(self, level: int) -> float:
-        """Returns the share of guesses of a level that were right, as if one more had been wrong.
+        """Returns how likely the next guess of a level is right: the share that were, and one more as in all texts.
 
-        Of several guesses the one with the highest rate is taken, and that one is overestimated most often.
+        The counts of one text are of its last ten guesses or so, which alone cannot tell 0.9 from 1.0. Chains of
+        likely guesses are long or short by that difference.
         """
-        return self._right[level] / (self._total[level] + 1)
+        others = 0.0 if self._shared is None else self._shared._right[level] / self._shared._total[level]
+        return (self._right[level] + others) / (self._total[level] + 1)
 
     def rates(self) -> list[float]:
         """Returns the rate of each level."""
@@ -100,9 +115,7 @@ class TextProposers:
         self, proposers: Sequence[tuple[Proposer, AcceptanceRates]], model: ModelGuesses | None = None
     ) -> None:
         self.model = model
-        self._proposers = [
-            (proposer, AcceptanceRates(shared.rates(), TEXT_DECAY), shared) for proposer, shared in proposers
-        ]
+        self._proposers = [(proposer, shared.of_text(), shared) for proposer, shared in proposers]
         self._open: list[tuple[int, list[RatedGuess], int]] = []  # (position, its guesses, token of the draft or -1)
         self.cooldown = 0  # steps until it is due again
         self.draft_cost = 0.0  # of the last step, if it had a draft, relative to a step without one

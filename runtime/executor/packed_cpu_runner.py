@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -168,6 +168,15 @@ class PackedCpuRunner:
         slots = None if self._adapter_rows is None else self._adapter_rows.of_tokens
         hidden = self.model.forward(arrays.token_ids, layout, self.kv_cache, slots)
         return hidden if len(arrays.output_indices) == len(hidden) else hidden[arrays.output_indices]
+
+    def capture(self, layers: Sequence[int]) -> None:
+        """Keeps the residual stream before these layers in further steps; see `captured`."""
+        self.model.capture(layers)
+
+    @property
+    def captured(self) -> Float32Array:
+        """What `capture` asks for, [T, layers * C] of the latest batch's tokens; valid until the next `forward`."""
+        return self.model.captured
 
     def hidden_states_at(self, hidden: Float32Array, indices: list[int]) -> Float32Array:
         """As in `Runner`."""

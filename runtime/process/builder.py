@@ -19,7 +19,7 @@ from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Welcome
 from plait.runtime.model_files.fingerprint import model_fingerprint
 from plait.runtime.model_files.gguf import open_gguf
 from plait.runtime.models.loading.pooling import UnsupportedPooling, read_pooling
-from plait.runtime.process.draft_model import load_draft_model, locate_draft
+from plait.runtime.process.draft_files import locate_draft
 from plait.runtime.scheduler.engine_loop import EngineLoop
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from plait.runtime.transport.base import ServerTransport
@@ -45,7 +45,11 @@ def build_engine_loop(
         tokenizer = loading[0].result() if loading else None
     if tokenizer is None or tokenizer.vocab_size != runner.config.vocab_size:
         tokenizer = load_tokenizer(model_path, vocab_size=runner.config.vocab_size, is_for_ids=True)
-    draft_model = load_draft_model(config, draft_path, tokenizer.vocabulary, runner) if draft_path else None
+    draft_model = None
+    if draft_path is not None:
+        from plait.runtime.process.draft_model import load_draft_model  # imports the compiler of the CPU kernels
+
+        draft_model = load_draft_model(config, model_path, draft_path, tokenizer.vocabulary, runner)
     vocabulary = tokenizer.vocabulary
     compiler = CompilePool(
         vocabulary,

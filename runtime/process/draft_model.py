@@ -1,38 +1,49 @@
-"""Finds and loads the draft model of a runtime, and checks that it has the model's vocabulary."""
+"""Loads the draft model of a runtime, and checks that it has the model's vocabulary."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from platform import node
+from typing import Any
 
 from plait.constrained import Vocabulary
+from plait.kernels.cpu.compiler import object_code
 from plait.runtime.config import EngineConfig
-from plait.runtime.errors import InputError, ModelNotFound
+from plait.runtime.drafts.draft_account import DraftAccount
+from plait.runtime.errors import InputError
+from plait.runtime.executor.backend_selection import checkpoint_for_packed_cpu
+from plait.runtime.executor.host_machine import num_threads
+from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
 from plait.runtime.executor.runner import LoadedRunner
-from plait.runtime.executor.runner_factory import check_draft_allowed, make_draft_runner
-from plait.runtime.model_files.locate import locate_model
+from plait.runtime.executor.runner_factory import make_draft_runner
+from plait.runtime.model_files.fingerprint import model_fingerprint
+from plait.runtime.models.eagle3.config import is_eagle3
+from plait.runtime.models.eagle3.loading import load_eagle3
+from plait.runtime.process.draft_files import MAX_DRAFT_PAGES
 from plait.runtime.scheduler.policy.draft_model import DraftModel
+from plait.runtime.scheduler.policy.eagle3_draft import Eagle3Draft
+from plait.runtime.scheduler.policy.guessing_model import GuessingModel
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
-
-MAX_DRAFT_PAGES = 8192  # tokens whose KV the draft model keeps
-
-
-def locate_draft(config: EngineConfig, model_path: Path) -> Path:
-    """Returns the files of a model's draft model. Raises ModelError, and InputError for a model that has none."""
-    check_draft_allowed(config, model_path)
-    try:
-        return locate_model(config.draft)
-    except ModelNotFound as error:
-        raise ModelNotFound(f"draft: {error}") from None
 
 
 def load_draft_model(
-    config: EngineConfig, draft_path: Path, vocabulary: Vocabulary, model_runner: LoadedRunner
-) -> DraftModel:
+    config: EngineConfig, model_path: Path, draft_path: Path, vocabulary: Vocabulary, model_runner: LoadedRunner
+) -> GuessingModel[Any]:
     """Returns the draft model of a model with this vocabulary.
 
     Raises ModelError, and InputError for a draft model with another vocabulary, or one that no packed CPU kernels
-    compute.
+    compute, and for an EAGLE-3 head that does not fit.
     """
+    path = _account_path(config, model_path, draft_path)
+    content = object_code.read(path)
+    kept, keep = None if content is None else DraftAccount.from_bytes(content), partial(object_code.write, path)
+    if is_eagle3(draft_path):
+        checkpoint = checkpoint_for_packed_cpu(config, model_path)
+        if checkpoint is None or not isinstance(model_runner, PackedCpuRunner):
+            raise InputError("draft: an EAGLE-3 head is for a model whose weights are packed for a CPU")
+        head = load_eagle3(draft_path, checkpoint)
+        return Eagle3Draft(head, model_runner, min(MAX_DRAFT_PAGES, model_runner.max_session_tokens), kept, keep)
     tokenizer = load_tokenizer(draft_path, is_for_ids=True)
     runner = make_draft_runner(config, draft_path, min(MAX_DRAFT_PAGES, model_runner.num_pages))
     if runner.config.vocab_size != tokenizer.vocab_size:
@@ -40,7 +51,13 @@ def load_draft_model(
     difference = _difference(tokenizer.vocabulary, vocabulary)
     if difference:
         raise InputError(f"draft {str(draft_path)[:200]!r} has another vocabulary than the model: {difference}")
-    return DraftModel(runner, runner.max_session_tokens)
+    return DraftModel(runner, runner.max_session_tokens, kept, keep)
+
+
+def _account_path(config: EngineConfig, model_path: Path, draft_path: Path) -> Path | None:
+    """Returns the file, beside the kernels, of what was measured of these models on this machine."""
+    depends_on = model_fingerprint(model_path), model_fingerprint(draft_path), num_threads(), node()
+    return object_code.cache_path("draft-account", *depends_on, config.weights, config.kv_dtype, config.deterministic)
 
 
 def _difference(drafts: Vocabulary, models: Vocabulary) -> str:

@@ -6,6 +6,7 @@ An error in one request ends that request; the loop and the other requests conti
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import msgspec
 
@@ -37,8 +38,8 @@ from plait.runtime.scheduler.failed_steps import discard_steps
 from plait.runtime.scheduler.output_processor import OutputProcessor
 from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep
 from plait.runtime.scheduler.policy.batching import BatchScheduler
-from plait.runtime.scheduler.policy.draft_model import DraftModel
 from plait.runtime.scheduler.policy.drafts import Drafter
+from plait.runtime.scheduler.policy.guessing_model import GuessingModel
 from plait.runtime.scheduler.result_committer import ResultCommitter
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
 from plait.runtime.transport.base import ClientId, ServerTransport
@@ -63,7 +64,7 @@ class EngineLoop:
         compiler: CompilePool,
         transport: ServerTransport,
         async_launcher: AsyncStepLauncher | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: GuessingModel[Any] | None = None,
     ) -> None:
         self.config, self.welcome, self.transport = config, welcome, transport
         self.model_runner, self.step_executor = model_runner, StepExecutor(model_runner, sampler, async_launcher)
@@ -265,7 +266,8 @@ class EngineLoop:
             self.sessions.enqueue(client, message)
 
     def close(self) -> None:
-        """Ends the threads and processes that the loop has started."""
+        """Ends the threads and processes that the loop has started, and keeps what the draft model has learnt."""
+        self.batch_scheduler.drafter.close()
         self.compiler.close()
         self.adapters.close()
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from tiny_eagle3_heads import DRAFT_VOCAB, save_head
 
 import plait
 from plait.constrained import JsonSchema
@@ -14,6 +15,9 @@ from plait.runtime.errors import InputError, ModelNotFound
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process import draft_model as draft_model_module
 from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler.policy.draft_model import DraftModel
+from plait.runtime.scheduler.policy.eagle3_draft import Eagle3Draft
+from plait.runtime.weights.checkpoint import open_checkpoint
 
 SCHEMA = JsonSchema({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
 PROMPTS = ["The capital of France is", "def add(a, b):\n"]
@@ -24,6 +28,7 @@ def drafting():
     """An engine whose draft model is the model itself, asked as if it cost a twentieth."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DraftAccount, "guess_cost", lambda self, num_rows: 0.05)
+        patch.setattr(draft_model_module, "_account_path", lambda *models: None)
         patch.setattr(DraftAccount, "record_step", lambda self, *counts: None)
         with plait.Engine(deterministic=True, drafts=(), draft=locate_model(), max_pages=600) as engine:
             yield engine
@@ -61,6 +66,59 @@ def test_a_runtime_process_takes_a_draft_model(small_model):
         session = runtime.client.open_session()
         session.append(PROMPTS[0])
         assert len(session.generate(sampling_params(max_tokens=30, temperature=0.0)).result().token_ids) == 30
+
+
+def test_what_was_measured_is_read_by_the_next_start(monkeypatch, small_model, tmp_path):
+    path = tmp_path / "account"
+    monkeypatch.setattr(draft_model_module, "_account_path", lambda *models: path)
+    measured = []
+    measure = DraftModel._measured
+    monkeypatch.setattr(DraftModel, "_measured", lambda self: measured.append(self) or measure(self))
+
+    def start():
+        with plait.Engine(str(small_model), draft=small_model, max_pages=600) as engine:
+            account = engine.engine_loop.batch_scheduler.drafter.model.account
+            account.balance = account.balance - 1
+            return account.balance
+
+    assert start() == start() + 1 and len(measured) == 1
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert start() > 3 and len(measured) == 2
+
+
+@pytest.fixture(scope="module")
+def head(small_model, tmp_path_factory):
+    """The folder of a random EAGLE-3 head for the small model."""
+    config = open_checkpoint(small_model).config
+    folder = tmp_path_factory.mktemp("head")
+    save_head(folder, config, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, config.num_layers - 1]})
+    return folder
+
+
+def test_an_eagle3_head_guesses(monkeypatch, small_model, head):
+    monkeypatch.setattr(draft_model_module, "_account_path", lambda *models: None)
+    monkeypatch.setattr(DraftAccount, "guess_cost", lambda self, num_rows: 0.01)
+    monkeypatch.setattr(DraftAccount, "record_step", lambda self, *counts: None)
+    taken = []
+    monkeypatch.setattr(Eagle3Draft, "_take", lambda self, text, logits: taken.append(logits))
+    settings = {"max_pages": 600, "deterministic": True, "drafts": ()}
+    with plait.Engine(str(small_model), **settings) as engine:
+        expected = outputs(engine, temperature=0.0)[0]
+    with plait.Engine(str(small_model), draft=head, **settings) as engine:
+        assert outputs(engine, temperature=0.0)[0] == expected
+    assert len(taken) > 5 and (taken[0] > -1e30).sum() == DRAFT_VOCAB
+
+
+def test_a_runtime_process_takes_an_eagle3_head(small_model, head):
+    with plait.Runtime(str(small_model), draft=str(head), max_pages=600) as runtime:
+        session = runtime.client.open_session()
+        session.append(PROMPTS[0])
+        assert len(session.generate(sampling_params(max_tokens=30, temperature=0.0)).result().token_ids) == 30
+
+
+def test_a_head_of_another_model_is_refused(small_model, head):
+    with pytest.raises(InputError, match="target_hidden_size 64, not 576"):
+        plait.Engine(draft=head, max_pages=600)
 
 
 def test_another_vocabulary_is_refused(monkeypatch, small_model):

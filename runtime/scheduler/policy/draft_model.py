@@ -8,60 +8,37 @@ need more pages than are free replace those used least recently; these are read 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
 
-import numpy as np
-
-from plait.runtime.arrays import Float32Array, IntArray
 from plait.runtime.batch.batch import Batch
-from plait.runtime.batch.request import GenerationRequest, Request
+from plait.runtime.batch.request import Request
 from plait.runtime.drafts.draft_account import DraftAccount
-from plait.runtime.drafts.model_guesses import ModelGuesses
 from plait.runtime.executor.runner import Runner
 from plait.runtime.kv_cache.page_pool import PagePool
 from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence as TextSequence
-from plait.runtime.sampling.logit_ops import TokenMask
-from plait.runtime.sampling.numpy_ops import NumpyLogitOperations
+from plait.runtime.scheduler.policy.guessing_model import TIMED_PASSES, TIMED_TOKENS, AskedText, GuessingModel
 
 MAX_TEXTS = 64  # whose KV is kept
-CAUGHT_UP_TOKENS = 32  # behind which a text counts as caught up: a draft and its forced tokens
-TIMED_TOKENS, TIMED_PASSES = 16, 4  # of the first measurement
 
 
-class AskedText(NamedTuple):
-    """A text whose next token is wanted: a request, its guesses, and the packed mask of the token; None: any."""
+class DraftModel(GuessingModel[TextSequence]):
+    """runner: of the draft model. The other arguments: see `GuessingModel`. Of a request it knows what it has read."""
 
-    request: GenerationRequest
-    guesses: ModelGuesses
-    mask: IntArray | None
-
-
-class DraftModel:
-    """runner: of the draft model. max_length: tokens of the longest text that it reads."""
-
-    def __init__(self, runner: Runner, max_length: int) -> None:
-        self._runner, self._max_length = runner, min(max_length, runner.num_pages)
-        self._pool, self._ops = PagePool(runner.num_pages), NumpyLogitOperations()
-        self._texts: OrderedDict[TextSequence, TextSequence] = OrderedDict()  # of a request -> what was read of it
-        self.account = self._measured()
-        self.has_failed = False
-
-    def guesses_for(self, request: GenerationRequest) -> ModelGuesses | None:
-        """Returns the proposer of a request; None where it rests, for texts of adapters."""
-        return None if self.has_failed or request.seq.namespace.adapter else ModelGuesses(self.account)
-
-    def may_guess(self, request: GenerationRequest, num_rows: int) -> bool:
-        """Whether the text is short enough, and was read or may be, in a step of so many rows."""
-        num_places = len(request.seq) - self._num_known(request.seq)
-        if self.has_failed or len(request.seq) + CAUGHT_UP_TOKENS > self._max_length:
-            return False
-        return num_places <= CAUGHT_UP_TOKENS or self.account.may_catch_up(num_rows, num_places)
+    def __init__(
+        self,
+        runner: Runner,
+        max_length: int,
+        kept: DraftAccount | None = None,
+        keep: Callable[[bytes], None] = lambda content: None,
+    ) -> None:
+        super().__init__(min(max_length, runner.num_pages), keep)
+        self._runner, self._pool = runner, PagePool(runner.num_pages)
+        self.account = kept or self._measured()
+        self._was_resting = self.account.is_resting
 
     def guess(self, asked: Sequence[AskedText]) -> None:
-        """Brings the next token of each text that one forward pass can finish; reads a chunk of the others."""
+        """See `GuessingModel`: of each text that one forward pass can finish. Reads a chunk of the others."""
         batch, finished = Batch(self._runner.max_batch_tokens), list[AskedText]()
         kept = {text.request.seq for text in asked}
         start_s = time.perf_counter()
@@ -87,19 +64,8 @@ class DraftModel:
             self._take(text, logits[row : row + 1])
         self.account.record_forward(len(batch.rows), batch.num_tokens, time.perf_counter() - start_s)
 
-    def flush(self, tenant: str | None) -> None:
-        """Forgets the texts of a tenant; None: of all."""
-        for seq in [seq for seq in self._texts if tenant is None or seq.namespace.tenant == tenant]:
-            self._drop(seq)
-
-    def _take(self, text: AskedText, logits: Float32Array) -> None:
-        """Takes the likeliest token that the mask allows from logits [1, V]."""
-        if text.mask is not None:
-            self._ops.apply_mask(logits, TokenMask([0], text.mask[None], {}))
-        token = int(logits[0].argmax())
-        peak = float(logits[0, token])
-        if np.isfinite(peak):
-            text.guesses.add_guess(len(text.request.seq), token, 1 / float(np.exp(logits[0] - peak).sum()))
+    def _num_unread(self, seq: TextSequence) -> int:
+        return len(seq) - self._num_known(seq)
 
     def _num_known(self, seq: TextSequence) -> int:
         """Returns how many of the text's first tokens have KV."""

@@ -10,13 +10,14 @@ import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from plait.constrained import GrammarError
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.config import DraftSource
 from plait.runtime.drafts.draft import Draft
+from plait.runtime.drafts.draft_account import PRIOR_WEIGHT
 from plait.runtime.drafts.earlier_texts import EarlierTexts, EarlierTextsProposer
 from plait.runtime.drafts.model_guesses import ModelGuesses
 from plait.runtime.drafts.prompt_lookup import PromptLookup
@@ -24,7 +25,7 @@ from plait.runtime.drafts.proposer import SHARED_DECAY, AcceptanceRates, Propose
 from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.scheduler.draft_walk import DraftWalk
 from plait.runtime.scheduler.error_log import ErrorLog
-from plait.runtime.scheduler.policy.draft_model import AskedText, DraftModel
+from plait.runtime.scheduler.policy.guessing_model import AskedText, GuessingModel
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 
 MAX_DRAFTING_TOKENS = 32  # sum of running requests and draft tokens in a step with drafts
@@ -40,11 +41,16 @@ MAX_DRAFT_TOKEN_COST = 0.5  # no drafts at this cost or above
 
 def may_draft(num_running: int) -> bool:
     """Whether any draft may save time beside so many running requests."""
-    return _token_cost(num_running) < MAX_DRAFT_TOKEN_COST
+    return _supposed_costs(num_running)[0] < MAX_DRAFT_TOKEN_COST
 
 
-def _token_cost(num_running: int) -> float:
-    return DRAFT_TOKEN_COST * math.sqrt(num_running)
+def _supposed_costs(num_running: int) -> tuple[float, float]:
+    """Returns what a draft token is supposed to cost, and the first one in addition, relative to a decode token.
+
+    The first token of a step beside one of each row costs as much as two or three further ones.
+    """
+    cost = DRAFT_TOKEN_COST * math.sqrt(num_running)
+    return cost, cost * (2 - 1 / max(1, num_running))
 
 
 class _Shared:
@@ -54,7 +60,7 @@ class _Shared:
         self.texts = EarlierTexts()
         self.lookup_rates = AcceptanceRates(PromptLookup.prior, SHARED_DECAY)
         self.earlier_rates = AcceptanceRates(EarlierTextsProposer.prior, SHARED_DECAY)
-        self.model_rates = AcceptanceRates(ModelGuesses.prior, SHARED_DECAY)
+        self.model_rates = AcceptanceRates(ModelGuesses.prior, SHARED_DECAY, PRIOR_WEIGHT)
 
 
 class PlannedDraft(NamedTuple):
@@ -77,7 +83,7 @@ class Drafter:
         token_masks: TokenMaskBuilder,
         max_length: int,
         error_log: ErrorLog,
-        model: DraftModel | None = None,
+        model: GuessingModel[Any] | None = None,
     ) -> None:
         self._error_log, self.model = error_log, model
         self._sources, self._token_masks, self._max_length = sources, token_masks, max_length
@@ -158,7 +164,18 @@ class Drafter:
             if request.draft is not None and request.proposers is not None and request.proposers.model is not None:
                 start = len(request.seq) - len(request.draft.tokens)
                 num_guessed += request.proposers.model.num_guessed(request.draft.tokens, start)
-        self.model.account.record_step(len(batch.rows), batch.num_tokens, batch.num_draft_tokens, num_guessed, seconds)
+        num_rows, num_drafted = len(batch.rows), batch.num_draft_tokens
+        each, first = _supposed_costs(num_rows)
+        self.model.account.record_step(
+            num_rows, batch.num_tokens, num_drafted, num_guessed, first + each * num_drafted, seconds
+        )
+        self.model.observe(batch)
+        self.model.keep_verdict()
+
+    def close(self) -> None:
+        """Keeps what was measured of the draft model."""
+        if self.model is not None:
+            self.model.close()
 
     def _finish(self, builds: dict[GenerationRequest, DraftBuild]) -> None:
         """Runs the builds side by side and keeps their drafts in `_planned`."""
@@ -195,14 +212,14 @@ class Drafter:
         An error in it leaves the request without drafts.
         """
         assert request.proposers is not None
-        token_cost = _token_cost(num_running)
+        factor = 1.0 if self.model is None else self.model.account.row_cost_factor(num_running)
+        token_cost, first_token_cost = (factor * cost for cost in _supposed_costs(num_running))
         max_tokens = self._max_tokens(batch, request, num_running)
         request.proposers.accept(request.seq.tokens.view(), request.forced_positions)
         if max_tokens <= 0:
             return None
-        # The first token of a step beside one of each row costs as much as two or three further ones.
         is_first = batch.num_tokens == len(batch.rows) and request.num_pending == 1
-        first_token_cost = token_cost * (2 - 1 / num_running) / num_beside if is_first else 0.0
+        first_token_cost = first_token_cost / num_beside if is_first else 0.0
         try:
             draft = yield from self._build(request, max_tokens, token_cost, first_token_cost, num_running)
         except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from plait.runtime.errors import InputError
 from plait.runtime.executor.host_machine import host_kv_cache_budget, may_have_gpu
+from plait.runtime.process.draft_files import draft_cache_bytes, draft_files
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,15 @@ class ModelSpec:
 
     @property
     def num_bytes(self) -> int:
-        """What it counts for --keep-memory-gb: the size of the files of the model and its adapters, and its KV cache,
-        for each replica.
+        """What it counts for --keep-memory-gb: the size of the files of the model, its adapters and its draft model,
+        and the KV caches, for each replica.
 
-        Raises InputError if the size of the cache is only known when the model is loaded.
+        Raises InputError if the size of the cache is only known when the model is loaded, and ModelError for a draft
+        model that cannot be read.
         """
-        paths = [self.path, *map(Path, (self.settings.get("adapters") or {}).values())]
+        drafts = [draft_files(draft)] if (draft := self.settings.get("draft")) else []
+        paths = [self.path, *drafts]
+        paths += map(Path, (self.settings.get("adapters") or {}).values())
         files = [file for path in paths for file in (path.glob("*.safetensors") if path.is_dir() else [path])]
         cache = self.settings.get("kv_memory_bytes")
         if cache is None and self.is_on_gpu:
@@ -46,5 +50,6 @@ class ModelSpec:
                 f"{self.where}: with --keep-memory-gb a model on a GPU needs kv-memory-gb, "
                 "or its KV cache takes all free memory"
             )
-        num_bytes = sum(file.stat().st_size for file in files) + (host_kv_cache_budget() if cache is None else cache)
+        num_bytes = sum(file.stat().st_size for file in files) + sum(map(draft_cache_bytes, drafts))
+        num_bytes += host_kv_cache_budget() if cache is None else cache
         return int(num_bytes * (self.settings.get("replicas") or 1))

@@ -27,6 +27,7 @@ import yaml
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError, ModelError
 from plait.runtime.model_files.locate import locate_model
+from plait.runtime.process.draft_files import draft_files
 from plait.runtime.server.engines.model_names import Alias, check_name, resolve_aliases
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
 from plait.runtime.server.engines.model_spec import ModelSpec
@@ -141,7 +142,7 @@ def _setting(path: Path, key: str, text: str) -> dict[str, Any]:
     if option.metavar in ("FILE", "MODEL"):
         value = resolved(path, value)
     if option.metavar == "MODEL":
-        locate_model(value)
+        draft_files(value)
     return {option.setting: value}
 
 

@@ -10,7 +10,7 @@ from quantized_activations import counters, dequantized, empty_int8, random_int8
 from stored_weights import dequantized_weight, random_weight
 
 from plait.kernels.cpu import decoder_kernels, kernel_types, vector_ops
-from plait.kernels.cpu.decoder import _weight_part
+from plait.kernels.cpu.decoder_weights import weight_part
 from plait.kernels.cpu.gemm import packed_linear, packed_weights
 from plait.kernels.cpu.kernel_types import RowUpdates
 from plait.kernels.cpu.low_rank import row_updates
@@ -38,11 +38,11 @@ def gate_up_linear(counters, parts, activation, x, out, buffer, updates):
 
 
 def columns(*weights):
-    return np.array([number for weight in weights for number in _weight_part(weight)], np.int64)
+    return np.array([number for weight in weights for number in weight_part(weight)], np.int64)
 
 
 def pair_columns(pair):
-    return np.array([number for weight in (pair.first, pair.second) for number in _weight_part(weight, pair.stride)])
+    return np.array([number for weight in (pair.first, pair.second) for number in weight_part(weight, pair.stride)])
 
 
 @st.composite

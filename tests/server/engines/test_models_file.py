@@ -11,6 +11,7 @@ from tiny_llama_gguf import write_small_model
 from plait.cli import main
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
+from plait.runtime.process.draft_files import draft_cache_bytes
 from plait.runtime.server.engines.model_names import alias_options
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
 from plait.runtime.server.engines.models_file import MAX_FILE_BYTES, read_models
@@ -55,7 +56,9 @@ no: tiny.gguf              # the text "no", and not a truth value of YAML
         **{"chat_template": str(folder / "turns.jinja"), "draft": str(folder / "tiny.gguf")},
         **{"weights": "int8", "max_batch_rows": 7},
     }
-    assert long.num_bytes == 2 * ((1 << 29) + (folder / "tiny.gguf").stat().st_size)
+    draft_bytes = (folder / "tiny.gguf").stat().st_size + (1 << 21)  # 8,192 tokens of two layers
+    assert draft_cache_bytes(folder / "tiny.gguf") == 1 << 21
+    assert long.num_bytes == 2 * ((1 << 29) + (folder / "tiny.gguf").stat().st_size + draft_bytes)
     assert long.where == f"{folder / 'models.yaml'}, line 4"
 
 

@@ -23,7 +23,8 @@ from quantized_activations import (
 from stored_weights import dequantized_weight, random_weight
 
 from plait.kernels.cpu import amx, isa, vector_ops
-from plait.kernels.cpu.decoder import _weight_part, missing_features
+from plait.kernels.cpu.decoder import missing_features
+from plait.kernels.cpu.decoder_weights import weight_part
 from plait.kernels.cpu.gemm import amx_blocking, layout_kernels, packed_linear, packed_weights
 from plait.kernels.cpu.gemm.layouts import LAYOUTS
 from plait.kernels.cpu.kernel_types import RowUpdates
@@ -67,12 +68,12 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 def columns(*weights) -> np.ndarray:
     """The columns of a weight of these parts."""
-    return np.array([number for weight in weights for number in _weight_part(weight)], np.int64)
+    return np.array([number for weight in weights for number in weight_part(weight)], np.int64)
 
 
 def pair_columns(pair) -> np.ndarray:
     """The columns of gate and up."""
-    return np.array([number for weight in (pair.first, pair.second) for number in _weight_part(weight, pair.stride)])
+    return np.array([number for weight in (pair.first, pair.second) for number in weight_part(weight, pair.stride)])
 
 
 def steps_of(weight: packed_weights.StoredWeight) -> torch.Tensor:
