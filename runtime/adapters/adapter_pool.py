@@ -70,9 +70,10 @@ class _Registration(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """What a thread reads: a registration, or an adapter by its id."""
+    """What a thread reads: a registration, or an adapter by its id. name: in errors."""
 
     job: _Registration | str
+    name: str
     deadline: float
 
 
@@ -200,7 +201,7 @@ class AdapterPool:
             self._ended.append(Loaded(adapter, _timeout(files.name)))
             return
         assert self._running is None and self._free
-        self._start(adapter, lambda: self._read(reopen_adapter(files, self._config, self._shapes), adapter))
+        self._start(adapter, files.name, lambda: self._read(reopen_adapter(files, self._config, self._shapes), adapter))
 
     def evict(self, adapter: str) -> None:
         """Frees the slot of an adapter that no running request has."""
@@ -219,10 +220,9 @@ class AdapterPool:
             if isinstance(reading.job, str) and isinstance(read, _Read):
                 self._place_if_free(read)  # slow, but there: the next request does not read it again
         if self._running is not None and time.monotonic() >= self._running.deadline:
-            job = self._running.job
-            self._hanging.append(self._running)
-            self._running = None
-            self._end(job, _timeout(self._files[job].name if isinstance(job, str) else job.name))
+            late, self._running = self._running, None
+            self._hanging.append(late)
+            self._end(late.job, _timeout(late.name))
         self._begin_next()
         ended, self._ended = self._ended, []
         return ended
@@ -274,9 +274,9 @@ class AdapterPool:
             if len(self._hanging) >= MAX_HANGING:
                 self._end(job, _timeout(job.name))
             else:
-                self._start(job, partial(self._open_and_read, job))
+                self._start(job, job.name, partial(self._open_and_read, job))
 
-    def _start(self, job: _Registration | str, read: Callable[[], _Read]) -> None:
+    def _start(self, job: _Registration | str, name: str, read: Callable[[], _Read]) -> None:
         def guarded() -> _Read | PlaitError:
             try:
                 return read()
@@ -285,7 +285,7 @@ class AdapterPool:
             except Exception as error:
                 return ModelError(f"the adapter could not be read ({type(error).__name__}: {error!s:.200})")
 
-        self._running = _Reading(job, time.monotonic() + READ_DEADLINE_S)
+        self._running = _Reading(job, name, time.monotonic() + READ_DEADLINE_S)
         self._calls = self._calls or BackgroundCalls(NICENESS)
         self._calls.begin(self._running, guarded)
 

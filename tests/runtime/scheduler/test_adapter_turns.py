@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from manual_adapters import identity, manual_pool
 
 from plait.runtime.adapters import adapter_pool
-from plait.runtime.messages import Append, Close, Failed, Finished, Fork, LoadAdapter, Open, UnloadAdapter, Welcome
+from plait.runtime.messages import (
+    Abort,
+    Append,
+    Close,
+    Failed,
+    Finished,
+    Fork,
+    LoadAdapter,
+    Open,
+    UnloadAdapter,
+    Welcome,
+)
 
 PROMPT = [5, 6, 7, 8]
 
@@ -303,6 +314,19 @@ def test_a_slow_adapter_is_there_for_the_next_request(engine, clock):
     assert identity("a") in loop.adapters.pool.slots
     post_calls(transport, call(2, "a"))
     assert len(finish(loop, transport)[2].tokens) == 8 and loop.calls_of_pool.begun == [identity("a")]
+
+
+def test_an_adapter_that_nobody_has_any_more_may_hang(engine, clock):
+    loop, transport = engine(["a", "b"], 1)
+    loop.calls_of_pool.hung = {identity("a")}
+    post_calls(transport, call(1, "a")[:3])
+    steps(loop, 3)
+    change(loop, transport, UnloadAdapter(50, "a"))
+    post(transport, Close(1), Abort(1), *call(2, "b"))
+    steps(loop, 2)
+    assert list(loop.adapters.pool._files) == [identity("b")]
+    clock[0] += adapter_pool.READ_DEADLINE_S
+    assert len(finish(loop, transport)[2].tokens) == 8
 
 
 def test_a_registration_that_hangs_fails_and_others_go_on(engine, clock):
