@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from platform import node
 from typing import Any
 
 from plait.constrained import Vocabulary
@@ -55,8 +54,8 @@ def load_draft_model(
 
 
 def _account_path(config: EngineConfig, model_path: Path, draft_path: Path) -> Path | None:
-    """Returns the file, beside the kernels, of what was measured of these models on this machine."""
-    depends_on = model_fingerprint(model_path), model_fingerprint(draft_path), num_threads(), node()
+    """Returns the file, beside the kernels, of what was measured of these models on such a processor."""
+    depends_on = model_fingerprint(model_path), model_fingerprint(draft_path), num_threads()
     return object_code.cache_path("draft-account", *depends_on, config.weights, config.kv_dtype, config.deterministic)
 
 
