@@ -56,8 +56,8 @@ class Runtime:
         max_sessions, max_waiting_calls, cuda_graphs, prefix_groups, deterministic, order ("fair", "first-come"),
         drafts, prompt_lookup and draft (a smaller model; docs/models.md), token_healing, chat_template (Jinja,
         or the path of a file with it), compile_deadline_s (of a constraint), constraint_file (docs/constraints.md),
-        warm_constraints (docs/cpu-kernels.md), adapters (name -> folder or file) and max_adapters (docs/adapters.md),
-        check_integrity. An unknown one raises InputError.
+        warm_constraints (docs/records/cpu-kernels.md), adapters (name -> folder or file) and max_adapters
+        (docs/adapters.md), check_integrity. An unknown one raises InputError.
 
     Raises InputError, ModelNotFound, CorruptModel or UnsupportedModel before it returns, and RuntimeGone if the process
     cannot start. The process ends with `shutdown()`, with the `with` block, or with this process.
