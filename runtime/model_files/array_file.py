@@ -2,7 +2,7 @@
 
 Layout, little-endian: magic, five integers (`_PREAMBLE`), metadata, a table of checksums, and the arrays. These begin
 at a multiple of 2 MiB if they are large, the others behind the first at multiples of 16 KiB, and are padded with zeros.
-So Linux keeps them in pages of 2 MiB, from which weights are read up to a third faster than from those of 4 KiB. A
+So Linux keeps them in pages of 2 MiB, from which weights are read faster than from those of 4 KiB. A
 CRC-32 covers everything before the arrays. The table has a checksum of every 1 MiB of the arrays, which depends on the
 place of each word and is computed nearly as fast as memory is read: the 64-bit words are a matrix, of whose row sums
 and column sums modulo 2^64 it holds the CRC-32. So a block whose sums are unaltered has at least four altered words, in

@@ -80,14 +80,19 @@ def head_cache_bytes(folder: Path, num_tokens: int) -> int:
 
 
 def _captured_layers(stated: Any, num_layers: int) -> tuple[int, ...]:
-    """The stated layers; else the third, the middle one and the third last, which heads are trained on."""
+    """The layers behind the stated ones, whose outputs are meant; else the third, the middle one and the third last.
+
+    Heads without stated layers are trained on these. SGLang, for which the folders are published, reads the ids so: a
+    head for 94 layers states 1, 46 and 90, and means the states before 2, 47 and 91.
+    """
     if stated is None:
-        stated = [2, num_layers // 2, num_layers - 3]
+        stated = [1, num_layers // 2 - 1, num_layers - 4]
     if not isinstance(stated, list) or len(stated) != NUM_STATES:
         raise InputError(f"draft: eagle_aux_hidden_state_layer_ids must be {NUM_STATES} layers, not {stated!r:.60}")
     for layer in stated:
-        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < num_layers:
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < num_layers - 1:
             raise InputError(
-                f"draft: eagle_aux_hidden_state_layer_ids has {layer!r:.40}; the model has {num_layers} layers"
+                f"draft: eagle_aux_hidden_state_layer_ids has {layer!r:.40}; a model with {num_layers} layers hands out"
+                f" the outputs of the layers 0 to {num_layers - 2}"
             )
-    return tuple(stated)
+    return tuple(layer + 1 for layer in stated)

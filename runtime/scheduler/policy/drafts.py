@@ -169,7 +169,10 @@ class Drafter:
         self.model.account.record_step(
             num_rows, batch.num_tokens, num_drafted, num_guessed, first + each * num_drafted, seconds
         )
-        self.model.observe(batch)
+        try:
+            self.model.observe(batch)
+        except Exception as error:
+            self._give_up_model(self.model, error)
         self.model.keep_verdict()
 
     def close(self) -> None:
@@ -191,9 +194,13 @@ class Drafter:
                 assert self.model is not None
                 try:
                     self.model.guess(asked)
-                except Exception as error:  # the requests go on without it
-                    self.model.has_failed = True
-                    self._error_log.record(error)
+                except Exception as error:
+                    self._give_up_model(self.model, error)
+
+    def _give_up_model(self, model: GuessingModel[Any], error: Exception) -> None:
+        """The requests go on without the draft model."""
+        model.has_failed = True
+        self._error_log.record(error)
 
     def _max_tokens(self, batch: Batch, request: GenerationRequest, num_running: int) -> int:
         """Returns how many draft tokens of the request fit the step."""

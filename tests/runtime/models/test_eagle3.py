@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -12,6 +13,7 @@ from tiny_hf_models import randomized, run, runner
 from tiny_llama_checkpoints import save_tiny_llama
 
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound, UnsupportedModel
+from plait.runtime.models.eagle3.config import read_eagle3_config
 from plait.runtime.models.eagle3.head import HeadRow
 from plait.runtime.models.eagle3.loading import load_eagle3
 from plait.runtime.weights.checkpoint import open_checkpoint
@@ -87,7 +89,7 @@ def test_the_model_hands_out_the_states_before_layers(model):
         ({"num_hidden_layers": 2}, InputError, "num_hidden_layers 2, not 1"),
         ({"attention_bias": True}, InputError, "attention_bias"),
         ({"norm_before_residual": 3}, CorruptModel, "norm_before_residual"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}}, InputError, "has 5; the model has 5"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}}, InputError, "has 4; .* layers 0 to 3"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, InputError, "must be 3 layers"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, InputError, "use_aux_hidden_state"),
         ({"draft_vocab_size": 32}, InputError, "lm_head.weight of the EAGLE-3 head has shape"),
@@ -117,3 +119,12 @@ def test_damaged_and_missing_files_are_refused(model, checkpoint, tmp_path):
     weights.unlink()
     with pytest.raises(ModelNotFound, match=r"model.safetensors"):
         load_eagle3(tmp_path, checkpoint)
+
+
+def test_stated_layers_are_those_whose_outputs_are_read(model, tmp_path):
+    stated = [1, 46, 90]  # as a published head for 94 layers does; without the field the same ones are read
+    config = dataclasses.replace(open_checkpoint(model).config, num_layers=94)
+    for name, settings in (("stated", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": stated}}), ("none", {})):
+        (tmp_path / name).mkdir()
+        save_head(tmp_path / name, model_config(model), **settings)
+        assert read_eagle3_config(tmp_path / name, config).captured == (2, 47, 91)

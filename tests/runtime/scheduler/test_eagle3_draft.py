@@ -156,3 +156,19 @@ def test_a_head_that_rests_keeps_no_states(monkeypatch, pair):
     messages = [generate(1, 2, max_tokens=60, ignore_eos=True)]
     call = run_until_idle(engine_loop, transport, *messages)[2]
     assert [text.start for text in model._texts.values()] == [22] and call.end.usage.drafted_tokens > 10
+
+
+@pytest.mark.parametrize("method", ["forward", "new_cache"])
+def test_a_head_that_fails_changes_no_token(monkeypatch, pair, method):
+    messages = [Open(1), Append(1, [1, 2, 3]), generate(1, 1, max_tokens=40, ignore_eos=True)]
+    plain, _ = run(monkeypatch, pair, messages, drafts=False)
+    engine_loop, transport, model = start(monkeypatch, pair)
+    told = []
+    engine_loop.error_log.write = told.append
+
+    def fail(*arguments):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(pair[1], method, fail)
+    assert run_until_idle(engine_loop, transport, *messages)[1].tokens == plain[1].tokens
+    assert model.has_failed and any("boom" in text for text in told)
