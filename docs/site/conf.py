@@ -53,6 +53,7 @@ def navigation() -> str:
 def add_navigation(app: Any, docname: str, source: list[str]) -> None:
     """Sphinx reads the navigation from its root page; readers of the repository do not see it there."""
     if docname == root_doc:
+        app.env.note_dependency(str(MAP))  # a build after a change of the map reads the root page again
         source[0] += f"\n\n{navigation()}\n"
 
 

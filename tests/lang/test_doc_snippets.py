@@ -57,8 +57,9 @@ SNIPPETS = {  # page: (code before its blocks, {number of a block: IN_A_BODY, or
     "constraints.md": (
         'from plait import assistant, gen, user\nquestion = "6 * 7?"\n'
         'schema = {"type": "object", "properties": {"n": {"type": "integer"}}}\n',
-        {7: IN_A_BODY, 8: IN_A_BODY},
+        {5: IN_A_BODY, 6: IN_A_BODY},
     ),
+    "json-schema.md": ("", {}),
 }
 RUN_ELSEWHERE = {"tutorial.md", "testing.md", "ray.md", "programs-api.md"}
 EXAMPLES_OF_DOCSTRINGS = {"reference.md"}  # no test runs them

@@ -1,6 +1,6 @@
 """The supported formats, each as a pattern of the whole text.
 
-A pattern may refuse rare forms that its RFC allows, but never allows what the RFC forbids. docs/constraints.md lists
+A pattern may refuse rare forms that its RFC allows, but never allows what the RFC forbids. docs/json-schema.md lists
 the forms that are refused.
 """
 
