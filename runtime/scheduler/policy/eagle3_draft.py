@@ -101,11 +101,10 @@ class Eagle3Draft(GuessingModel[HeadText]):
         self,
         head: Eagle3Head,
         runner: PackedCpuRunner,
-        max_length: int,
         kept: DraftAccount | None = None,
         keep: Callable[[bytes], None] = lambda content: None,
     ) -> None:
-        super().__init__(min(max_length, head.config.layer.context_length), keep)
+        super().__init__(head.config.layer.context_length, keep)
         self._head, self._runner = head, runner
         layers = sorted(set(head.config.captured))
         self._order = [layers.index(layer) for layer in head.config.captured]
@@ -203,11 +202,11 @@ class Eagle3Draft(GuessingModel[HeadText]):
         """Returns the account, with the time of a guess and of an entry that is read."""
         layer = self._head.config.layer
         cache, times = self._head.new_cache(), []
-        count = min(TIMED_TOKENS, layer.context_length - TIMED_PASSES)
+        count = min(TIMED_TOKENS, layer.context_length)
         for num_entries in (count, *[1] * TIMED_PASSES):
             hidden = np.zeros((num_entries, layer.hidden_size), np.float32)
             start_s = time.perf_counter()
-            row = HeadRow(cache, np.zeros(num_entries, np.int32), hidden, cache.size)
+            row = HeadRow(cache, np.zeros(num_entries, np.int32), hidden, 0)
             self._head.logits(self._head.forward([row])[-1:])
             times.append(time.perf_counter() - start_s)
         return DraftAccount(min(times[1:]), times[0] / count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import fake_engine
 import numpy as np
@@ -17,7 +18,7 @@ from tiny_hf_models import all_logits, runner
 from plait.constrained import Regex, compile_grammar
 from plait.runtime.drafts.proposer import AcceptanceRates
 from plait.runtime.messages import Append, Close, FlushCache, Generate, Open
-from plait.runtime.models.eagle3.head import HeadCache
+from plait.runtime.models.eagle3.head import Eagle3Head, HeadCache
 from plait.runtime.models.eagle3.loading import load_eagle3
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.policy import drafts
@@ -33,14 +34,14 @@ def pair(tmp_path_factory):
     """The runner of the model, and its head."""
     model, head = save_bigram_pair(tmp_path_factory.mktemp("pair"))
     packed = runner(model, dtype="bfloat16", weights="int8", max_pages=900, max_batch_tokens=64, deterministic=True)
-    return packed, load_eagle3(head, open_checkpoint(model))
+    return packed, load_eagle3(head, open_checkpoint(model), 900)
 
 
 def start(monkeypatch, pair, drafts=True, **sizes):
     """Returns (engine_loop, transport, the head's draft model or None)."""
     packed, head = pair
     monkeypatch.setattr(fake_engine, "ChainRunner", lambda *sizes: packed)
-    model = Eagle3Draft(head, packed, 900, AlwaysOpen(0.1, 0.01)) if drafts else None
+    model = Eagle3Draft(head, packed, AlwaysOpen(0.1, 0.01)) if drafts else None
     engine_loop, transport, _ = make_engine_loop(
         pages=900, drafts=(), draft_model=model, grammars=GRAMMARS, batch_tokens=64, **sizes
     )
@@ -143,6 +144,13 @@ def test_states_of_other_tokens_are_dropped():
     assert text.synchronize(np.array([5, 6, 9, 2], np.int32)) and text.used.tolist() == [6, 9]
     assert [hidden.tolist() for hidden in text.hidden] == [[0] * 4]
     assert not text.synchronize(np.array([5, 6, 3], np.int32))  # an entry of the model's states took another token
+
+
+def test_a_head_of_a_short_context_is_measured(pair, tmp_path):
+    packed, head = pair
+    layer = replace(head.config.layer, context_length=3)
+    head = Eagle3Head(replace(head.config, layer=layer), head._tensors, head._embed, head.token_ids)
+    assert Eagle3Draft(head, packed).account.catch_up_s > 0
 
 
 def test_a_head_that_rests_keeps_no_states(monkeypatch, pair):
