@@ -93,14 +93,17 @@ def _read_layer(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
 
 
 def _captured_layers(stated: Any, num_layers: int) -> tuple[int, ...]:
-    """The stated layers; else the third, the middle one and the third last, which heads are trained on."""
+    """The stated layers; else the third, the middle one and the third last, which heads are trained on.
+
+    Heads state either these numbers or those of the layers whose output it is, one less; the first is 2 or 1 then.
+    """
     if stated is None:
         stated = [2, num_layers // 2, num_layers - 3]
     if not isinstance(stated, list) or len(stated) != NUM_STATES:
         raise InputError(f"draft: eagle_aux_hidden_state_layer_ids must be {NUM_STATES} layers, not {stated!r:.60}")
     for layer in stated:
-        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < num_layers:
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < num_layers - (stated[0] == 1):
             raise InputError(
                 f"draft: eagle_aux_hidden_state_layer_ids has {layer!r:.40}; the model has {num_layers} layers"
             )
-    return tuple(stated)
+    return tuple(layer + (stated[0] == 1) for layer in stated)

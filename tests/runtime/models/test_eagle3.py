@@ -90,7 +90,7 @@ def test_the_model_hands_out_the_states_before_layers(model):
         ({"norm_before_residual": 3}, CorruptModel, "norm_before_residual"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}}, InputError, "has 5; the model has 5"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, InputError, "must be 3 layers"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, InputError, "has 5; the model has 5 layers"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, InputError, "has 4; the model has 5 layers"),
         ({"eagle_config": "x"}, CorruptModel, "eagle_config"),
         ({"head_dim": "x"}, CorruptModel, "draft: the model's head_dim is 'x'"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, InputError, "use_aux_hidden_state"),
@@ -115,10 +115,10 @@ def test_a_head_that_does_not_fit_is_refused(model, checkpoint, tmp_path, change
 
 @pytest.mark.parametrize(
     ("stated", "layers"),
-    [(None, (2, 2, 2)), ([2, 3, 4], (2, 3, 4)), ([1, 2, 3], (1, 2, 3)), ([4, 1, 2], (4, 1, 2)), ([0, 1, 4], (0, 1, 4))],
+    [(None, (2, 2, 2)), ([2, 3, 4], (2, 3, 4)), ([1, 2, 3], (2, 3, 4)), ([4, 1, 2], (4, 1, 2)), ([0, 1, 4], (0, 1, 4))],
 )
 @pytest.mark.parametrize("place", ["eagle_config", None])
-def test_layers_are_stated_at_either_place(model, checkpoint, tmp_path, stated, layers, place):
+def test_layers_are_stated_by_input_or_by_output(model, checkpoint, tmp_path, stated, layers, place):
     ids = {"eagle_aux_hidden_state_layer_ids": stated}
     save_head(tmp_path, model_config(model), **({place: ids} if place else ids))
     assert load_eagle3(tmp_path, checkpoint, 512).config.captured == layers
