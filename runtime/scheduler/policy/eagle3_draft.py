@@ -69,7 +69,7 @@ class HeadText:
     def take_pending(self, count: int) -> Float32Array:
         """Returns hidden states [count, 3 C] of the positions that are read next."""
         states = np.concatenate(self._pending)
-        self._pending = [states[count:]]
+        self._pending = [states[count:].copy()]  # a view would keep all in memory
         return states[:count]
 
     def add_entries(self, tokens: IntArray, hidden: Float32Array, are_read: bool) -> None:
@@ -81,13 +81,17 @@ class HeadText:
 
     def _cut(self, size: int) -> None:
         """Drops the hidden states from a position on."""
+        num_dropped = min(self.num_pending, len(self.tokens) - size)
+        while num_dropped > 0:
+            last = self._pending.pop()
+            if len(last) > num_dropped:
+                self._pending.append(last[:-num_dropped])
+            num_dropped -= len(last)
+        self.tokens = self.tokens[:size]
         if size < self.num_read:
             self.num_read = size
             self._keep_entries(size)
             self.hidden = []
-        states = np.concatenate(self._pending)[: max(0, size - self.num_read)] if self._pending else None
-        self._pending = [] if states is None else [states]
-        self.tokens = self.tokens[:size]
 
     def _keep_entries(self, size: int) -> None:
         self.used, self.cache.size = self.used[:size], size

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from draft_distribution import chi_square
 from fake_engine import assert_no_used_pages, generate, make_engine_loop, run_until_idle, vocabulary
+from hypothesis import given
+from hypothesis import strategies as st
 from noisy_drafts import AlwaysOpen
 from tiny_eagle3_heads import save_bigram_pair
 from tiny_hf_models import all_logits, runner
@@ -144,6 +146,24 @@ def test_states_of_other_tokens_are_dropped():
     assert text.synchronize(np.array([5, 6, 9, 2], np.int32)) and text.used.tolist() == [6, 9]
     assert [hidden.tolist() for hidden in text.hidden] == [[0] * 4]
     assert not text.synchronize(np.array([5, 6, 3], np.int32))  # an entry of the model's states took another token
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 6), st.integers(0, 9)), max_size=12))
+def test_waiting_states_are_those_of_the_text(steps):
+    text, expected, count = HeadText(0, HeadCache(1, 2)), [], 0
+    for back, num_tokens, num_taken in steps:
+        position = max(text.num_read, len(expected) - back)
+        states = np.arange(count, count + num_tokens, dtype=np.float32)
+        count, before = count + num_tokens, list(text._pending) if position == len(expected) else []
+        text.observe(position, np.zeros(num_tokens, np.int32), states[:, None])
+        assert all(part is same for part, same in zip(text._pending, before, strict=False))  # none is copied again
+        expected[position:] = states
+        taken = min(num_taken, text.num_pending)
+        if taken:
+            assert text.take_pending(taken)[:, 0].tolist() == expected[text.num_read :][:taken]
+            text.add_entries(np.zeros(taken, np.int32), np.zeros((taken, 4), np.float32), are_read=True)
+        assert text.num_pending == len(expected) - text.num_read
+        assert np.concatenate([*text._pending, [[]]], axis=None).tolist() == expected[text.num_read :]
 
 
 def test_a_head_of_a_short_context_is_measured(pair, tmp_path):
