@@ -11,10 +11,12 @@ from plait.runtime.errors import CorruptModel, InputError, ModelError
 from plait.runtime.model_files.json_file import read_json_object
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.hf_config import common_fields
-from plait.runtime.models.value_checks import checked_bool, checked_int
+from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_int
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 NUM_STATES = 3  # hidden states of the model that are joined
+MAX_WAITING = 2048  # positions, of all texts, whose hidden states are kept until a guess
+FLOAT32_BYTES = 4
 _ABSENT = ("attention_bias", "mlp_bias", "tie_word_embeddings", "norm_before_fc", "parallel_drafting")
 
 
@@ -52,7 +54,7 @@ def read_eagle3_config(folder: Path, model: ModelConfig, max_length: int) -> Eag
             raise InputError(f"draft: an EAGLE-3 head with {name} is not supported")
     if described.get("use_aux_hidden_state") is False:
         raise InputError("draft: use_aux_hidden_state is false, so this is no EAGLE-3 head")
-    model_size = described.get("target_hidden_size") or layer.hidden_size
+    model_size = _model_size(described, layer)
     for name, of_head, of_model in (
         ("num_hidden_layers", layer.num_layers, 1),
         ("vocab_size", layer.vocab_size, model.vocab_size),
@@ -70,13 +72,20 @@ def read_eagle3_config(folder: Path, model: ModelConfig, max_length: int) -> Eag
 
 
 def head_cache_bytes(folder: Path, num_tokens: int) -> int:
-    """Returns the bytes of so many tokens' keys and values, and of the weights beyond those of the files.
+    """Returns the bytes of so many tokens' keys and values, of waiting hidden states, and of the weights beyond those
+    of the files. Caches grow by doubling, so half of one may be free.
 
     Raises ModelError.
     """
-    _, layer = _read_layer(folder)
+    described, layer = _read_layer(folder)
+    model_size = checked_int("target_hidden_size", _model_size(described, layer), MAX_VALUES["hidden_size"])
+    cache = 2 * num_tokens * 2 * layer.num_kv_heads * layer.head_dim + MAX_WAITING * NUM_STATES * model_size
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))  # float32, of files in 16 bits
-    return num_tokens * 8 * layer.num_kv_heads * layer.head_dim + weights
+    return cache * FLOAT32_BYTES + weights
+
+
+def _model_size(described: Mapping[str, Any], layer: ModelConfig) -> Any:
+    return described.get("target_hidden_size") or layer.hidden_size
 
 
 def _read_layer(folder: Path) -> tuple[dict[str, Any], ModelConfig]:

@@ -19,6 +19,7 @@ from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.drafts.draft_account import DraftAccount
 from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
 from plait.runtime.kv_cache.sequence import Sequence as TextSequence
+from plait.runtime.models.eagle3.config import MAX_WAITING
 from plait.runtime.models.eagle3.head import Eagle3Head, HeadCache, HeadRow
 from plait.runtime.scheduler.policy.guessing_model import TIMED_PASSES, TIMED_TOKENS, AskedText, GuessingModel
 
@@ -128,11 +129,8 @@ class Eagle3Draft(GuessingModel[HeadText]):
             if isinstance(request, GenerationRequest) and request.proposers and request.proposers.model:
                 self._observe(request.seq, row.start, row.token_ids(), states[begin:end])
             begin = end
-        while len(self._texts) > MAX_TEXTS:
+        while self._is_full():
             self._texts.popitem(last=False)
-        num_entries = sum(len(text.used) for text in self._texts.values())
-        while num_entries > self._max_length and len(self._texts) > len(batch.rows):
-            num_entries -= len(self._texts.popitem(last=False)[1].used)
 
     def guess(self, asked: Sequence[AskedText]) -> None:
         """See `GuessingModel`: of each text whose hidden states are known."""
@@ -166,6 +164,12 @@ class Eagle3Draft(GuessingModel[HeadText]):
             text = self._texts[seq] = HeadText(start, self._head.new_cache())
         self._texts.move_to_end(seq)
         text.observe(start - text.start, tokens, states)
+
+    def _is_full(self) -> bool:
+        """Whether the texts take more memory than `head_cache_bytes` counts."""
+        texts = self._texts.values()
+        num_waiting, num_entries = sum(text.num_pending for text in texts), sum(len(text.used) for text in texts)
+        return len(texts) > MAX_TEXTS or num_waiting > MAX_WAITING or num_entries > self._max_length
 
     def _num_unread(self, seq: TextSequence) -> int:
         text = self._texts.get(seq)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from tiny_eagle3_heads import DRAFT_VOCAB, SIZE, reference_logits, save_head
+from tiny_eagle3_heads import DRAFT_VOCAB, HEAD_DIM, KV_HEADS, SIZE, reference_logits, save_head
 from tiny_hf_models import randomized, run, runner
 from tiny_llama_checkpoints import save_tiny_llama
 
@@ -130,7 +130,11 @@ def test_a_head_for_any_context_has_tables_for_the_texts_it_reads(model, checkpo
     assert config.layer.context_length == 512
 
 
-def test_memory_is_counted_of_checked_fields(model, tmp_path):
+def test_memory_is_that_of_texts_and_widened_weights(model, tmp_path):
+    save_head(tmp_path, model_config(model))
+    states, caches = 2048 * 3 * SIZE * 4, 2 * 8192 * 2 * KV_HEADS * HEAD_DIM * 4
+    files = (tmp_path / "model.safetensors").stat().st_size
+    assert head_cache_bytes(tmp_path, 8192) == states + caches + files
     save_head(tmp_path, model_config(model), head_dim="64")
     with pytest.raises(CorruptModel, match="draft: the model's head_dim is '64'"):
         head_cache_bytes(tmp_path, 8192)

@@ -23,7 +23,7 @@ from plait.runtime.messages import Append, Close, FlushCache, Generate, Open
 from plait.runtime.models.eagle3.head import Eagle3Head, HeadCache
 from plait.runtime.models.eagle3.loading import load_eagle3
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler.policy import drafts
+from plait.runtime.scheduler.policy import drafts, eagle3_draft
 from plait.runtime.scheduler.policy.eagle3_draft import Eagle3Draft, HeadText
 from plait.runtime.weights.checkpoint import open_checkpoint
 
@@ -171,6 +171,29 @@ def test_a_head_of_a_short_context_is_measured(pair, tmp_path):
     layer = replace(head.config.layer, context_length=3)
     head = Eagle3Head(replace(head.config, layer=layer), head._tensors, head._embed, head.token_ids)
     assert Eagle3Draft(head, packed).account.catch_up_s > 0
+
+
+def test_many_long_texts_take_no_more_memory_than_is_counted(monkeypatch, pair):
+    engine_loop, transport, model = start(monkeypatch, pair, rows=6)
+    monkeypatch.setattr(eagle3_draft, "MAX_WAITING", 100)
+    monkeypatch.setattr(model, "_max_length", 130)
+    seen, observe = [], model.observe
+
+    def observed(batch):
+        observe(batch)
+        texts = model._texts.values()
+        seen.append((sum(text.num_pending for text in texts), sum(len(text.used) for text in texts)))
+
+    monkeypatch.setattr(model, "observe", observed)
+    messages = []
+    for i in range(6):
+        prompt = [1 + i, *range(1, 60)]
+        messages += [Open(i), Append(i, prompt), generate(i, i, max_tokens=60, ignore_eos=True)]
+    calls = run_until_idle(engine_loop, transport, *messages)
+    assert all(len(call.tokens) == 60 for call in calls.values())
+    waiting, entries = zip(*seen, strict=True)
+    assert max(waiting) <= 100 and max(entries) <= 130 and max(waiting) + max(entries) > 100
+    assert sum(call.end.usage.drafted_tokens for call in calls.values()) > 10
 
 
 def test_a_head_that_rests_keeps_no_states(monkeypatch, pair):
