@@ -61,6 +61,17 @@ def test_logits_are_those_of_the_paper(model, checkpoint, tmp_path, embedding, n
     assert head.token_ids.tolist() == ids.tolist()
 
 
+def test_large_activations_do_not_overflow(model, checkpoint, tmp_path):
+    signs = torch.tensor([50.0, -50.0]).repeat(48)
+    gate = {"midlayer.mlp.gate_proj.weight": signs[:, None].repeat(1, SIZE)}
+    tensors = save_head(tmp_path, model_config(model), tensors=gate)
+    head, states = load_eagle3(tmp_path, checkpoint, 512), torch.randn(4, 3 * SIZE)
+    with np.errstate(all="raise", under="ignore"):
+        row = HeadRow(head.new_cache(), np.array(TOKENS[1:5], np.int32), head.join(states.numpy()), 0)
+        logits = head.logits(head.forward([row]))
+    np.testing.assert_allclose(logits, reference_logits(tensors, states, TOKENS[:5]).numpy(), rtol=1e-3, atol=1e-3)
+
+
 def test_the_model_hands_out_the_states_before_layers(model):
     packed = runner(model, dtype="bfloat16", weights="int8", max_pages=400, max_batch_tokens=300)
     text = TOKENS * 20  # more than a partition of rows
