@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from plait.host.user_folders import cache_folder
 from plait.runtime.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files import locate
 from plait.runtime.model_files.locate import GEMMA3_270M, PYPI_MODELS, PyPIModel, locate_model
+from plait.runtime.process.draft_files import draft_files
 
 
 @pytest.fixture(autouse=True)
@@ -142,11 +144,14 @@ def test_hub_failure_raises_model_not_found(monkeypatch: pytest.MonkeyPatch) -> 
         locate_model("some-org/some-model")
 
 
-@pytest.mark.parametrize("name", ["nothing", "../a/b", "a/b/c", "/a/b", "a/../b", "x\0y/z", "x" * 5000, "a//b"])
-def test_invalid_names_send_no_request(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("find", [locate_model, draft_files])
+@pytest.mark.parametrize(
+    "name", ["nothing", "../a/b", "a/b/c", "/a/b", "a/../b", "x\0y/z", "x" * 5000, "a//b", "~no-such-user/x"]
+)
+def test_invalid_names_send_no_request(monkeypatch: pytest.MonkeyPatch, name: str, find: Callable[[str], Path]) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("a request was sent"))
     with pytest.raises(ModelNotFound):
-        locate_model(name)
+        find(name)
 
 
 def test_other_file_types_are_rejected(tmp_path: Path) -> None:
