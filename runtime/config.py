@@ -184,7 +184,7 @@ def engine_config(**settings: Any) -> EngineConfig:
         settings["chat_template"] = _template_text(settings["chat_template"])
     if isinstance(settings.get("adapters"), dict):
         settings["adapters"] = {
-            name: str(Path(path).expanduser().absolute()) if isinstance(path, str | Path) else path
+            name: str(Path(os.path.expanduser(path)).absolute()) if isinstance(path, str | Path) else path
             for name, path in settings["adapters"].items()
         }
     non_default = {name: value for name, value in settings.items() if value is not None}
@@ -207,7 +207,7 @@ def _absolute_path(path: object) -> str:
     """Returns the absolute path of a file whose folder exists. Raises InputError."""
     if not isinstance(path, str | Path):
         raise InputError(f"constraint_file takes the path of a file, not {type(path).__name__}")
-    absolute = Path(path).expanduser().absolute()
+    absolute = Path(os.path.expanduser(path)).absolute()
     if absolute.is_dir() or not absolute.parent.is_dir():
         raise InputError(f"constraint_file: {str(path)[:200]!r} is a folder, or in a folder that does not exist")
     return str(absolute)

@@ -77,9 +77,14 @@ class DraftAccount:
         return num_tokens * self.catch_up_s <= self.balance * self._step_s[num_rows]
 
     def record_forward(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        """Counts a forward pass of the draft model: `num_tokens` of `num_rows` texts."""
+        """Counts a forward pass of the draft model: `num_tokens` of `num_rows` texts.
+
+        A pass was interrupted, and counts as less, if it took more than twice as long as usual.
+        """
+        is_guess, usual_s = num_tokens <= 2 * num_rows, self._pass_seconds(num_rows)
+        seconds = min(seconds, 2 * (usual_s if is_guess else max(usual_s, num_tokens * self.catch_up_s)))
         self._spent_s += seconds
-        if num_tokens <= 2 * num_rows:
+        if is_guess:
             known_s = self._pass_s.get(num_rows, seconds)
             self._pass_s[num_rows] = TIME_DECAY * known_s + (1 - TIME_DECAY) * seconds
         else:

@@ -48,7 +48,7 @@ def locate_model(name: str | None = None) -> Path:
     name = name or os.environ.get("PLAIT_MODEL") or None
     if name is None:
         return _embedded()
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     try:
         if path.is_dir():
             return _checked_folder(path)

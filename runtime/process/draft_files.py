@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 from plait.runtime.config import EngineConfig
@@ -26,8 +28,11 @@ def locate_draft(config: EngineConfig, model_path: Path) -> Path:
 
 def draft_files(name: str) -> Path:
     """Returns the files of a draft model: as of any model, or the folder of an EAGLE-3 head. Raises ModelError."""
-    folder = Path(name).expanduser()
-    return folder if is_eagle3(folder) else locate_model(name)
+    folder = Path(os.path.expanduser(name))
+    with contextlib.suppress(OSError, ValueError):  # a name that cannot be read as a path; `locate_model` tells
+        if is_eagle3(folder):
+            return folder
+    return locate_model(name)
 
 
 def draft_cache_bytes(path: Path) -> int:

@@ -41,8 +41,8 @@ def load_draft_model(
         checkpoint = checkpoint_for_packed_cpu(config, model_path)
         if checkpoint is None or not isinstance(model_runner, PackedCpuRunner):
             raise InputError("draft: an EAGLE-3 head is for a model whose weights are packed for a CPU")
-        head = load_eagle3(draft_path, checkpoint)
-        return Eagle3Draft(head, model_runner, min(MAX_DRAFT_PAGES, model_runner.max_session_tokens), kept, keep)
+        head = load_eagle3(draft_path, checkpoint, min(MAX_DRAFT_PAGES, model_runner.max_session_tokens))
+        return Eagle3Draft(head, model_runner, kept, keep)
     tokenizer = load_tokenizer(draft_path, is_for_ids=True)
     runner = make_draft_runner(config, draft_path, min(MAX_DRAFT_PAGES, model_runner.num_pages))
     if runner.config.vocab_size != tokenizer.vocab_size:

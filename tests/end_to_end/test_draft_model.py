@@ -91,7 +91,7 @@ def head(small_model, tmp_path_factory):
     """The folder of a random EAGLE-3 head for the small model."""
     config = open_checkpoint(small_model).config
     folder = tmp_path_factory.mktemp("head")
-    save_head(folder, config, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 0, 0]})
+    save_head(folder, config, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, config.num_layers - 1]})
     return folder
 
 

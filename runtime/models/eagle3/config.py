@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from plait.runtime.errors import InputError
+from plait.runtime.errors import CorruptModel, InputError, ModelError
 from plait.runtime.model_files.json_file import read_json_object
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.hf_config import common_fields
-from plait.runtime.models.value_checks import checked_bool, checked_int
+from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_int
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 NUM_STATES = 3  # hidden states of the model that are joined
+MAX_WAITING = 2048  # positions, of all texts, whose hidden states are kept until a guess
+FLOAT32_BYTES = 4
 _ABSENT = ("attention_bias", "mlp_bias", "tie_word_embeddings", "norm_before_fc", "parallel_drafting")
 
 
@@ -41,21 +43,18 @@ def is_eagle3(path: Path) -> bool:
     return read_json_object(path / "config.json").get("architectures") == [ARCHITECTURE]
 
 
-def read_eagle3_config(folder: Path, model: ModelConfig) -> Eagle3Config:
-    """Returns the config of the head in a folder.
+def read_eagle3_config(folder: Path, model: ModelConfig, max_length: int) -> Eagle3Config:
+    """Returns the config of the head in a folder, for texts of at most `max_length` tokens.
 
     Raises CorruptModel or UnsupportedModel, and InputError for a head of another model, which name the field.
     """
-    described = read_json_object(folder / "config.json")
-    settings = described.get("eagle_config")
-    settings = settings if isinstance(settings, Mapping) else {}
+    described, layer = _read_layer(folder)
     for name in _ABSENT:
-        if described.get(name) or settings.get(name):
+        if described.get(name):
             raise InputError(f"draft: an EAGLE-3 head with {name} is not supported")
-    if settings.get("use_aux_hidden_state") is False:
+    if described.get("use_aux_hidden_state") is False:
         raise InputError("draft: use_aux_hidden_state is false, so this is no EAGLE-3 head")
-    layer = ModelConfig(architecture="llama", **common_fields(described))
-    model_size = described.get("target_hidden_size") or layer.hidden_size
+    model_size = _model_size(described, layer)
     for name, of_head, of_model in (
         ("num_hidden_layers", layer.num_layers, 1),
         ("vocab_size", layer.vocab_size, model.vocab_size),
@@ -64,35 +63,56 @@ def read_eagle3_config(folder: Path, model: ModelConfig) -> Eagle3Config:
         if of_head != of_model:
             raise InputError(f"draft: the EAGLE-3 head has {name} {of_head!r:.40}, not {of_model}, so it does not fit")
     return Eagle3Config(
-        layer,
+        replace(layer, context_length=min(layer.context_length, max_length)),
         model.hidden_size,
         checked_int("draft_vocab_size", described.get("draft_vocab_size") or layer.vocab_size, layer.vocab_size),
-        _captured_layers(settings.get("eagle_aux_hidden_state_layer_ids"), model.num_layers),
-        checked_bool("norm_before_residual", {**settings, **described}.get("norm_before_residual", False)),
+        _captured_layers(described.get("eagle_aux_hidden_state_layer_ids"), model.num_layers),
+        checked_bool("norm_before_residual", described.get("norm_before_residual", False)),
     )
 
 
 def head_cache_bytes(folder: Path, num_tokens: int) -> int:
-    """Returns the bytes of so many tokens' keys and values, and of the weights beyond those of the files."""
-    fields: dict[str, Any] = common_fields(read_json_object(folder / "config.json"))
+    """Returns the bytes of so many tokens' keys and values, of waiting hidden states, and of the weights beyond those
+    of the files. Caches grow by doubling, so half of one may be free.
+
+    Raises ModelError.
+    """
+    described, layer = _read_layer(folder)
+    model_size = checked_int("target_hidden_size", _model_size(described, layer), MAX_VALUES["hidden_size"])
+    cache = 2 * num_tokens * 2 * layer.num_kv_heads * layer.head_dim + MAX_WAITING * NUM_STATES * model_size
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))  # float32, of files in 16 bits
-    return int(num_tokens * 8 * fields["num_kv_heads"] * fields["head_dim"]) + weights
+    return cache * FLOAT32_BYTES + weights
+
+
+def _model_size(described: Mapping[str, Any], layer: ModelConfig) -> Any:
+    return described.get("target_hidden_size") or layer.hidden_size
+
+
+def _read_layer(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
+    """The fields of config.json, with those of `eagle_config` among them, and the config of the layer."""
+    try:
+        described = read_json_object(folder / "config.json")
+        layer = ModelConfig(architecture="llama", **common_fields(described))
+    except ModelError as error:
+        raise type(error)(f"draft: {error}") from None
+    settings = described.get("eagle_config") or {}
+    if not isinstance(settings, Mapping):
+        raise CorruptModel("draft: eagle_config of the EAGLE-3 head is not an object")
+    return {**settings, **described}, layer
 
 
 def _captured_layers(stated: Any, num_layers: int) -> tuple[int, ...]:
-    """The layers behind the stated ones, whose outputs are meant; else the third, the middle one and the third last.
+    """The stated layers; else the third, the middle one and the third last, which heads are trained on.
 
-    Heads without stated layers are trained on these. SGLang, for which the folders are published, reads the ids so: a
-    head for 94 layers states 1, 46 and 90, and means the states before 2, 47 and 91.
+    Heads state either these numbers or those of the layers whose output it is, one less; the first is 2 or 1 then.
     """
     if stated is None:
-        stated = [1, num_layers // 2 - 1, num_layers - 4]
+        stated = [2, num_layers // 2, num_layers - 3]
     if not isinstance(stated, list) or len(stated) != NUM_STATES:
         raise InputError(f"draft: eagle_aux_hidden_state_layer_ids must be {NUM_STATES} layers, not {stated!r:.60}")
     for layer in stated:
-        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < num_layers - 1:
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < num_layers - (stated[0] == 1):
             raise InputError(
-                f"draft: eagle_aux_hidden_state_layer_ids has {layer!r:.40}; a model with {num_layers} layers hands out"
-                f" the outputs of the layers 0 to {num_layers - 2}"
+                f"draft: eagle_aux_hidden_state_layer_ids has {layer!r:.40}; the model has {num_layers} layers"
             )
-    return tuple(layer + 1 for layer in stated)
+    return tuple(layer + (stated[0] == 1) for layer in stated)

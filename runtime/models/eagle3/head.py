@@ -86,7 +86,8 @@ class Eagle3Head:
         residual = residual + self._project(attended, "self_attn.o_proj")
         h = self._norm(residual, "post_attention_layernorm")
         gate = self._project(h, "mlp.gate_proj")
-        inner = gate / (1 + np.exp(-gate)) * self._project(h, "mlp.up_proj")
+        silu = gate * (1 + np.tanh(gate / 2)) / 2  # without an exponential, which overflows
+        inner = silu * self._project(h, "mlp.up_proj")
         result: Float32Array = residual + self._project(inner, "mlp.down_proj")
         return result
 

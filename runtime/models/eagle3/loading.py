@@ -20,12 +20,14 @@ FILE = "model.safetensors"
 _LAYER, _EMBEDDING = "midlayer.", "embed_tokens.weight"
 
 
-def load_eagle3(folder: Path, model: Checkpoint) -> Eagle3Head:
-    """Returns the head in a folder, for a model. A head without an embedding uses the model's.
+def load_eagle3(folder: Path, model: Checkpoint, max_length: int) -> Eagle3Head:
+    """Returns the head in a folder, for texts of a model of at most `max_length` tokens.
+
+    A head without an embedding uses the model's.
 
     Raises ModelError, and InputError for a head that does not fit the model; the message names what does not.
     """
-    config = read_eagle3_config(folder, model.config)
+    config = read_eagle3_config(folder, model.config, max_length)
     if not (folder / FILE).is_file():
         raise ModelNotFound(f"draft: {folder} has no {FILE}; other files and formats of EAGLE-3 heads are not read")
     try:
@@ -106,10 +108,12 @@ def _token_ids(file: Any, names: set[str], config: Eagle3Config) -> IntArray:
     """The model's token of each output: its own number, and what `d2t` adds to it."""
     token_ids = np.arange(config.draft_vocab_size, dtype=np.int64)
     if "d2t" in names:
-        offsets = file.get_tensor("d2t")
-        if offsets.shape != token_ids.shape or not np.issubdtype(offsets.dtype, np.integer):
-            raise InputError(f"draft: d2t of the EAGLE-3 head has shape {offsets.shape}, not {token_ids.shape}")
-        token_ids = token_ids + offsets
+        found = file.get_slice("d2t")
+        shape, stored_type = tuple(found.get_shape()), found.get_dtype()
+        if shape != token_ids.shape or stored_type not in ("I64", "I32"):
+            expected = f"{token_ids.shape} and I64"
+            raise InputError(f"draft: d2t of the EAGLE-3 head has shape {shape} and type {stored_type}, not {expected}")
+        token_ids = token_ids + file.get_tensor("d2t")
     elif config.draft_vocab_size != config.layer.vocab_size:
         raise CorruptModel("draft: the EAGLE-3 head has draft_vocab_size, but no tensor d2t")
     if token_ids.min() < 0 or token_ids.max() >= config.layer.vocab_size:

@@ -19,6 +19,7 @@ from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.drafts.draft_account import DraftAccount
 from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
 from plait.runtime.kv_cache.sequence import Sequence as TextSequence
+from plait.runtime.models.eagle3.config import MAX_WAITING
 from plait.runtime.models.eagle3.head import Eagle3Head, HeadCache, HeadRow
 from plait.runtime.scheduler.policy.guessing_model import TIMED_PASSES, TIMED_TOKENS, AskedText, GuessingModel
 
@@ -69,7 +70,7 @@ class HeadText:
     def take_pending(self, count: int) -> Float32Array:
         """Returns hidden states [count, 3 C] of the positions that are read next."""
         states = np.concatenate(self._pending)
-        self._pending = [states[count:]]
+        self._pending = [states[count:].copy()]  # a view would keep all in memory
         return states[:count]
 
     def add_entries(self, tokens: IntArray, hidden: Float32Array, are_read: bool) -> None:
@@ -81,13 +82,17 @@ class HeadText:
 
     def _cut(self, size: int) -> None:
         """Drops the hidden states from a position on."""
+        num_dropped = min(self.num_pending, len(self.tokens) - size)
+        while num_dropped > 0:
+            last = self._pending.pop()
+            if len(last) > num_dropped:
+                self._pending.append(last[:-num_dropped])
+            num_dropped -= len(last)
+        self.tokens = self.tokens[:size]
         if size < self.num_read:
             self.num_read = size
             self._keep_entries(size)
             self.hidden = []
-        states = np.concatenate(self._pending)[: max(0, size - self.num_read)] if self._pending else None
-        self._pending = [] if states is None else [states]
-        self.tokens = self.tokens[:size]
 
     def _keep_entries(self, size: int) -> None:
         self.used, self.cache.size = self.used[:size], size
@@ -101,11 +106,10 @@ class Eagle3Draft(GuessingModel[HeadText]):
         self,
         head: Eagle3Head,
         runner: PackedCpuRunner,
-        max_length: int,
         kept: DraftAccount | None = None,
         keep: Callable[[bytes], None] = lambda content: None,
     ) -> None:
-        super().__init__(min(max_length, head.config.layer.context_length), keep)
+        super().__init__(head.config.layer.context_length, keep)
         self._head, self._runner = head, runner
         layers = sorted(set(head.config.captured))
         self._order = [layers.index(layer) for layer in head.config.captured]
@@ -125,11 +129,8 @@ class Eagle3Draft(GuessingModel[HeadText]):
             if isinstance(request, GenerationRequest) and request.proposers and request.proposers.model:
                 self._observe(request.seq, row.start, row.token_ids(), states[begin:end])
             begin = end
-        while len(self._texts) > MAX_TEXTS:
+        while self._is_full():
             self._texts.popitem(last=False)
-        num_entries = sum(len(text.used) for text in self._texts.values())
-        while num_entries > self._max_length and len(self._texts) > len(batch.rows):
-            num_entries -= len(self._texts.popitem(last=False)[1].used)
 
     def guess(self, asked: Sequence[AskedText]) -> None:
         """See `GuessingModel`: of each text whose hidden states are known."""
@@ -163,6 +164,12 @@ class Eagle3Draft(GuessingModel[HeadText]):
             text = self._texts[seq] = HeadText(start, self._head.new_cache())
         self._texts.move_to_end(seq)
         text.observe(start - text.start, tokens, states)
+
+    def _is_full(self) -> bool:
+        """Whether the texts take more memory than `head_cache_bytes` counts."""
+        texts = self._texts.values()
+        num_waiting, num_entries = sum(text.num_pending for text in texts), sum(len(text.used) for text in texts)
+        return len(texts) > MAX_TEXTS or num_waiting > MAX_WAITING or num_entries > self._max_length
 
     def _num_unread(self, seq: TextSequence) -> int:
         text = self._texts.get(seq)
@@ -203,11 +210,11 @@ class Eagle3Draft(GuessingModel[HeadText]):
         """Returns the account, with the time of a guess and of an entry that is read."""
         layer = self._head.config.layer
         cache, times = self._head.new_cache(), []
-        count = min(TIMED_TOKENS, layer.context_length - TIMED_PASSES)
+        count = min(TIMED_TOKENS, layer.context_length)
         for num_entries in (count, *[1] * TIMED_PASSES):
             hidden = np.zeros((num_entries, layer.hidden_size), np.float32)
             start_s = time.perf_counter()
-            row = HeadRow(cache, np.zeros(num_entries, np.int32), hidden, cache.size)
+            row = HeadRow(cache, np.zeros(num_entries, np.int32), hidden, 0)
             self._head.logits(self._head.forward([row])[-1:])
             times.append(time.perf_counter() - start_s)
         return DraftAccount(min(times[1:]), times[0] / count)

@@ -32,6 +32,21 @@ def test_costs_are_those_measured():
     assert account.row_cost_factor(2) < 1.1
 
 
+@pytest.mark.parametrize("num_tokens", [1, 3, 500])
+def test_an_interrupted_pass_does_not_end_the_drafts(num_tokens):
+    account = DraftAccount(0.1, 0.01)
+    account.record_step(1, 1, 0, 0, 0.0, 1.0)
+    for _ in range(2):
+        account.record_forward(1, num_tokens, 3600.0)
+        account.record_step(1, 2, 1, 1, 0.5, 1.1)
+    kept = DraftAccount.from_bytes(account.to_bytes())
+    kept.balance, kept.is_resting = 5.0, False
+    assert account.balance > -25 and kept.guess_cost(1) < 0.2 and kept.may_catch_up(1, 100)
+    for _ in range(40):  # as slow as that in truth
+        account.record_forward(1, num_tokens, 3600.0)
+    assert not account.may_catch_up(1, 100) or account.guess_cost(1) > 100
+
+
 def test_another_number_of_texts_is_guessed_for_in_one_pass():
     account = DraftAccount(0.1, 0.01)
     account.record_step(8, 8, 0, 0, 0.0, 1.7)
@@ -46,7 +61,8 @@ def test_a_later_start_continues():
     assert kept.guess_cost(2) == account.guess_cost(2) and kept.row_cost_factor(2) == account.row_cost_factor(2)
     assert kept.to_bytes() == account.to_bytes()
     account.record_step(1, 1, 0, 0, 0.0, 1.0)
-    account.record_forward(1, 1, 1000.0)
+    for _ in range(50):  # ever slower
+        account.record_forward(1, 1, 1000.0)
     account.record_step(1, 1, 0, 0, 0.0, 1.0)
     assert account.is_resting and DraftAccount.from_bytes(account.to_bytes()).is_resting
 

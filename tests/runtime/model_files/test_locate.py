@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import odd_files
 import pytest
 
 from plait.host.user_folders import cache_folder
-from plait.runtime.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
+from plait.runtime.config import engine_config
+from plait.runtime.errors import CorruptModel, InputError, ModelError, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files import locate
 from plait.runtime.model_files.locate import GEMMA3_270M, PYPI_MODELS, PyPIModel, locate_model
+from plait.runtime.process.draft_files import draft_files
 
 
 @pytest.fixture(autouse=True)
@@ -142,11 +145,14 @@ def test_hub_failure_raises_model_not_found(monkeypatch: pytest.MonkeyPatch) -> 
         locate_model("some-org/some-model")
 
 
-@pytest.mark.parametrize("name", ["nothing", "../a/b", "a/b/c", "/a/b", "a/../b", "x\0y/z", "x" * 5000, "a//b"])
-def test_invalid_names_send_no_request(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("find", [locate_model, draft_files])
+@pytest.mark.parametrize(
+    "name", ["nothing", "../a/b", "a/b/c", "/a/b", "a/../b", "x\0y/z", "x" * 5000, "a//b", "~no-such-user/x"]
+)
+def test_invalid_names_send_no_request(monkeypatch: pytest.MonkeyPatch, name: str, find: Callable[[str], Path]) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("a request was sent"))
     with pytest.raises(ModelNotFound):
-        locate_model(name)
+        find(name)
 
 
 def test_other_file_types_are_rejected(tmp_path: Path) -> None:
@@ -221,3 +227,11 @@ def test_unknown_name_lists_the_pip_models() -> None:
     assert GEMMA3_270M.fetch_command.endswith("==1.0.0")
     with pytest.raises(ModelNotFound, match="pip has gemma3-270m"):
         locate_model("gemma3-270")
+
+
+def test_a_home_that_is_unknown_is_a_name_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = engine_config(adapters={"a": "~no-such-user/x"})
+    assert config.adapters == {"a": str(tmp_path / "~no-such-user" / "x")}
+    with pytest.raises(InputError, match="in a folder that does not exist"):
+        engine_config(constraint_file="~no-such-user/x")

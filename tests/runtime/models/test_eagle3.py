@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 import torch
-from tiny_eagle3_heads import DRAFT_VOCAB, SIZE, reference_logits, save_head
+from tiny_eagle3_heads import DRAFT_VOCAB, HEAD_DIM, KV_HEADS, SIZE, reference_logits, save_head
 from tiny_hf_models import randomized, run, runner
 from tiny_llama_checkpoints import save_tiny_llama
 
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound, UnsupportedModel
-from plait.runtime.models.eagle3.config import read_eagle3_config
+from plait.runtime.models.eagle3.config import head_cache_bytes
 from plait.runtime.models.eagle3.head import HeadRow
 from plait.runtime.models.eagle3.loading import load_eagle3
 from plait.runtime.weights.checkpoint import open_checkpoint
@@ -44,7 +43,7 @@ def test_logits_are_those_of_the_paper(model, checkpoint, tmp_path, embedding, n
     changes = {"eagle_config": {"norm_before_residual": True}} if norms_residual else {}
     tensors = save_head(tmp_path, model_config(model), embedding=embedding, **changes)
     tensors.setdefault("embed_tokens.weight", torch.from_numpy(checkpoint.float32_array("model.embed_tokens.weight")))
-    head = load_eagle3(tmp_path, checkpoint)
+    head = load_eagle3(tmp_path, checkpoint, 512)
     states = torch.randn(len(TOKENS), 3 * SIZE, generator=torch.Generator().manual_seed(1))
     expected = reference_logits(tensors, states, TOKENS, 2, norms_residual).numpy()
     # The same in parts, beside another text: two chunks of hidden states of the model, then two of the head's own.
@@ -60,6 +59,17 @@ def test_logits_are_those_of_the_paper(model, checkpoint, tmp_path, embedding, n
     assert expected.shape == (11, DRAFT_VOCAB) and np.abs(expected).max() > 0.5
     ids = np.arange(DRAFT_VOCAB) + tensors["d2t"].numpy()
     assert head.token_ids.tolist() == ids.tolist()
+
+
+def test_large_activations_do_not_overflow(model, checkpoint, tmp_path):
+    signs = torch.tensor([50.0, -50.0]).repeat(48)
+    gate = {"midlayer.mlp.gate_proj.weight": signs[:, None].repeat(1, SIZE)}
+    tensors = save_head(tmp_path, model_config(model), tensors=gate)
+    head, states = load_eagle3(tmp_path, checkpoint, 512), torch.randn(4, 3 * SIZE)
+    with np.errstate(all="raise", under="ignore"):
+        row = HeadRow(head.new_cache(), np.array(TOKENS[1:5], np.int32), head.join(states.numpy()), 0)
+        logits = head.logits(head.forward([row]))
+    np.testing.assert_allclose(logits, reference_logits(tensors, states, TOKENS[:5]).numpy(), rtol=1e-3, atol=1e-3)
 
 
 def test_the_model_hands_out_the_states_before_layers(model):
@@ -89,8 +99,11 @@ def test_the_model_hands_out_the_states_before_layers(model):
         ({"num_hidden_layers": 2}, InputError, "num_hidden_layers 2, not 1"),
         ({"attention_bias": True}, InputError, "attention_bias"),
         ({"norm_before_residual": 3}, CorruptModel, "norm_before_residual"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}}, InputError, "has 4; .* layers 0 to 3"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 5]}}, InputError, "has 5; the model has 5"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, InputError, "must be 3 layers"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, InputError, "has 4; the model has 5 layers"),
+        ({"eagle_config": "x"}, CorruptModel, "eagle_config"),
+        ({"head_dim": "x"}, CorruptModel, "draft: the model's head_dim is 'x'"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, InputError, "use_aux_hidden_state"),
         ({"draft_vocab_size": 32}, InputError, "lm_head.weight of the EAGLE-3 head has shape"),
         (
@@ -102,12 +115,40 @@ def test_the_model_hands_out_the_states_before_layers(model):
         ({"tensors": {"midlayer.x.weight": torch.zeros(1)}}, UnsupportedModel, "midlayer.x.weight"),
         ({"tensors": {"d2t": torch.full((DRAFT_VOCAB,), 9)}}, CorruptModel, "d2t"),
         ({"tensors": {"d2t": torch.zeros(3, dtype=torch.int64)}}, InputError, "d2t"),
+        ({"tensors": {"d2t": torch.zeros(DRAFT_VOCAB, dtype=torch.bfloat16)}}, InputError, "d2t .*type BF16.* I64"),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused(model, checkpoint, tmp_path, changes, error, told):
     save_head(tmp_path, model_config(model), **changes)
     with pytest.raises(error, match=told):
-        load_eagle3(tmp_path, checkpoint)
+        load_eagle3(tmp_path, checkpoint, 512)
+
+
+@pytest.mark.parametrize(
+    ("stated", "layers"),
+    [(None, (2, 2, 2)), ([2, 3, 4], (2, 3, 4)), ([1, 2, 3], (2, 3, 4)), ([4, 1, 2], (4, 1, 2)), ([0, 1, 4], (0, 1, 4))],
+)
+@pytest.mark.parametrize("place", ["eagle_config", None])
+def test_layers_are_stated_by_input_or_by_output(model, checkpoint, tmp_path, stated, layers, place):
+    ids = {"eagle_aux_hidden_state_layer_ids": stated}
+    save_head(tmp_path, model_config(model), **({place: ids} if place else ids))
+    assert load_eagle3(tmp_path, checkpoint, 512).config.captured == layers
+
+
+def test_a_head_for_any_context_has_tables_for_the_texts_it_reads(model, checkpoint, tmp_path):
+    save_head(tmp_path, model_config(model), max_position_embeddings=1 << 30)
+    config = load_eagle3(tmp_path, checkpoint, 512).config
+    assert config.layer.context_length == 512
+
+
+def test_memory_is_that_of_texts_and_widened_weights(model, tmp_path):
+    save_head(tmp_path, model_config(model))
+    states, caches = 2048 * 3 * SIZE * 4, 2 * 8192 * 2 * KV_HEADS * HEAD_DIM * 4
+    files = (tmp_path / "model.safetensors").stat().st_size
+    assert head_cache_bytes(tmp_path, 8192) == states + caches + files
+    save_head(tmp_path, model_config(model), head_dim="64")
+    with pytest.raises(CorruptModel, match="draft: the model's head_dim is '64'"):
+        head_cache_bytes(tmp_path, 8192)
 
 
 def test_damaged_and_missing_files_are_refused(model, checkpoint, tmp_path):
@@ -115,16 +156,7 @@ def test_damaged_and_missing_files_are_refused(model, checkpoint, tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(CorruptModel, match="truncated or damaged"):
-        load_eagle3(tmp_path, checkpoint)
+        load_eagle3(tmp_path, checkpoint, 512)
     weights.unlink()
     with pytest.raises(ModelNotFound, match=r"model.safetensors"):
-        load_eagle3(tmp_path, checkpoint)
-
-
-def test_stated_layers_are_those_whose_outputs_are_read(model, tmp_path):
-    stated = [1, 46, 90]  # as a published head for 94 layers does; without the field the same ones are read
-    config = dataclasses.replace(open_checkpoint(model).config, num_layers=94)
-    for name, settings in (("stated", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": stated}}), ("none", {})):
-        (tmp_path / name).mkdir()
-        save_head(tmp_path / name, model_config(model), **settings)
-        assert read_eagle3_config(tmp_path / name, config).captured == (2, 47, 91)
+        load_eagle3(tmp_path, checkpoint, 512)

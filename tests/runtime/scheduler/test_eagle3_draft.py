@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import fake_engine
 import numpy as np
 import pytest
 from draft_distribution import chi_square
 from fake_engine import assert_no_used_pages, generate, make_engine_loop, run_until_idle, vocabulary
+from hypothesis import given
+from hypothesis import strategies as st
 from noisy_drafts import AlwaysOpen
 from tiny_eagle3_heads import save_bigram_pair
 from tiny_hf_models import all_logits, runner
@@ -17,10 +20,10 @@ from tiny_hf_models import all_logits, runner
 from plait.constrained import Regex, compile_grammar
 from plait.runtime.drafts.proposer import AcceptanceRates
 from plait.runtime.messages import Append, Close, FlushCache, Generate, Open
-from plait.runtime.models.eagle3.head import HeadCache
+from plait.runtime.models.eagle3.head import Eagle3Head, HeadCache
 from plait.runtime.models.eagle3.loading import load_eagle3
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler.policy import drafts
+from plait.runtime.scheduler.policy import drafts, eagle3_draft
 from plait.runtime.scheduler.policy.eagle3_draft import Eagle3Draft, HeadText
 from plait.runtime.weights.checkpoint import open_checkpoint
 
@@ -33,14 +36,14 @@ def pair(tmp_path_factory):
     """The runner of the model, and its head."""
     model, head = save_bigram_pair(tmp_path_factory.mktemp("pair"))
     packed = runner(model, dtype="bfloat16", weights="int8", max_pages=900, max_batch_tokens=64, deterministic=True)
-    return packed, load_eagle3(head, open_checkpoint(model))
+    return packed, load_eagle3(head, open_checkpoint(model), 900)
 
 
 def start(monkeypatch, pair, drafts=True, **sizes):
     """Returns (engine_loop, transport, the head's draft model or None)."""
     packed, head = pair
     monkeypatch.setattr(fake_engine, "ChainRunner", lambda *sizes: packed)
-    model = Eagle3Draft(head, packed, 900, AlwaysOpen(0.1, 0.01)) if drafts else None
+    model = Eagle3Draft(head, packed, AlwaysOpen(0.1, 0.01)) if drafts else None
     engine_loop, transport, _ = make_engine_loop(
         pages=900, drafts=(), draft_model=model, grammars=GRAMMARS, batch_tokens=64, **sizes
     )
@@ -143,6 +146,54 @@ def test_states_of_other_tokens_are_dropped():
     assert text.synchronize(np.array([5, 6, 9, 2], np.int32)) and text.used.tolist() == [6, 9]
     assert [hidden.tolist() for hidden in text.hidden] == [[0] * 4]
     assert not text.synchronize(np.array([5, 6, 3], np.int32))  # an entry of the model's states took another token
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 6), st.integers(0, 9)), max_size=12))
+def test_waiting_states_are_those_of_the_text(steps):
+    text, expected, count = HeadText(0, HeadCache(1, 2)), [], 0
+    for back, num_tokens, num_taken in steps:
+        position = max(text.num_read, len(expected) - back)
+        states = np.arange(count, count + num_tokens, dtype=np.float32)
+        count, before = count + num_tokens, list(text._pending) if position == len(expected) else []
+        text.observe(position, np.zeros(num_tokens, np.int32), states[:, None])
+        assert all(part is same for part, same in zip(text._pending, before, strict=False))  # none is copied again
+        expected[position:] = states
+        taken = min(num_taken, text.num_pending)
+        if taken:
+            assert text.take_pending(taken)[:, 0].tolist() == expected[text.num_read :][:taken]
+            text.add_entries(np.zeros(taken, np.int32), np.zeros((taken, 4), np.float32), are_read=True)
+        assert text.num_pending == len(expected) - text.num_read
+        assert np.concatenate([*text._pending, [[]]], axis=None).tolist() == expected[text.num_read :]
+
+
+def test_a_head_of_a_short_context_is_measured(pair, tmp_path):
+    packed, head = pair
+    layer = replace(head.config.layer, context_length=3)
+    head = Eagle3Head(replace(head.config, layer=layer), head._tensors, head._embed, head.token_ids)
+    assert Eagle3Draft(head, packed).account.catch_up_s > 0
+
+
+def test_many_long_texts_take_no_more_memory_than_is_counted(monkeypatch, pair):
+    engine_loop, transport, model = start(monkeypatch, pair, rows=6)
+    monkeypatch.setattr(eagle3_draft, "MAX_WAITING", 100)
+    monkeypatch.setattr(model, "_max_length", 130)
+    seen, observe = [], model.observe
+
+    def observed(batch):
+        observe(batch)
+        texts = model._texts.values()
+        seen.append((sum(text.num_pending for text in texts), sum(len(text.used) for text in texts)))
+
+    monkeypatch.setattr(model, "observe", observed)
+    messages = []
+    for i in range(6):
+        prompt = [1 + i, *range(1, 60)]
+        messages += [Open(i), Append(i, prompt), generate(i, i, max_tokens=60, ignore_eos=True)]
+    calls = run_until_idle(engine_loop, transport, *messages)
+    assert all(len(call.tokens) == 60 for call in calls.values())
+    waiting, entries = zip(*seen, strict=True)
+    assert max(waiting) <= 100 and max(entries) <= 130 and max(waiting) + max(entries) > 100
+    assert sum(call.end.usage.drafted_tokens for call in calls.values()) > 10
 
 
 def test_a_head_that_rests_keeps_no_states(monkeypatch, pair):
