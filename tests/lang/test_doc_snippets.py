@@ -60,14 +60,14 @@ SNIPPETS = {  # page: (code before its blocks, {number of a block: IN_A_BODY, or
         {7: IN_A_BODY, 8: IN_A_BODY},
     ),
 }
-RUN_ELSEWHERE = {"tutorial.md", "testing.md", "ray.md", "programs-api.md"}
+RUN_ELSEWHERE = {"tutorial.md", "testing.md", "ray.md", "programs-api.md", "batches.md"}
 EXAMPLES_OF_DOCSTRINGS = {"reference.md"}  # no test runs them
 NOT_RUN = {  # page: numbers of the blocks that no test runs; they need other models, files or services, and compile
     "../README.md": [2],
     "adapters.md": [0],
     "backends.md": [0],
     "models.md": [0, 1, 2],
-    "server.md": [0, 2],  # a test of the server runs block 1
+    "server.md": [0, 1],
 }
 CHECKS_AFTER = {  # page: code that runs after its blocks
     "typed-values.md": "state = describe.run('Ada was born in 1815.')\nassert isinstance(state['person'].born, date)\n"

@@ -25,7 +25,8 @@ def flags() -> set[str]:
 
 
 def test_flags_are_documented_and_exist() -> None:
-    text = (ROOT / "docs/server.md").read_text() + (ROOT / "docs/deploy.md").read_text()
+    pages = ("server", "batches", "deploy", "several-models")
+    text = "".join((ROOT / f"docs/{page}.md").read_text() for page in pages)
     assert {flag for flag in flags() if not re.search(rf"`{flag}\b", text)} == set()
     unit = (DEPLOY / "plait.service").read_text() + (DEPLOY / "Dockerfile").read_text()
     used = set(re.findall(r"(?<=\s)--[a-z-]+", " ".join(re.findall(r"plait serve.*|ENTRYPOINT.*", unit))))
