@@ -54,7 +54,7 @@ check: $(VENV)/.run  ## say what plait does with the embedded model on this mach
 schemathesis: $(VENV)/.test  ## many requests made from the OpenAPI document
 	PLAIT_EXAMPLES=100 $(BIN)/pytest --timeout=1200 tests/server/http/test_openapi_schemathesis.py
 
-# Kills, floods, damaged files and exhausted resources; docs/reliability.md has the promises and the figures.
+# Kills, floods, damaged files and exhausted resources; docs/reliability.md has the promises, docs/records/reliability.md the figures.
 faults: $(VENV)/.test kernels  ## inflict faults on servers and compare what happens with the promises (at most 20 minutes)
 	$(BIN)/python benchmarks/faults/all.py
 

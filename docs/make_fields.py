@@ -18,7 +18,7 @@ INTRO = """# Request fields that are refused or listed
 
 A field of a request is of one of three classes:
 
-- **meaning**: it changes the answer. It is acted on ([the server's page](server.md#supported-fields) says which), or
+- **meaning**: it changes the answer. It is acted on ([protocols](protocols.md) says which), or
   refused by name.
 - **advice**: the answer is right without it. It is accepted, and what is not acted on is listed in the answer's
   `warnings`.

@@ -55,7 +55,7 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {  # by group; the setting of one in 
 
 
 def add_serve_options(server: argparse.ArgumentParser) -> None:
-    """Adds the options of `plait serve`, which docs/server.md and docs/deploy.md explain."""
+    """Adds the options of `plait serve`, which docs/server.md, deploy.md and the pages they name explain."""
     server.add_argument("model", nargs="?", metavar="MODEL", help="as --model of run")
     server.add_argument("--host", help="the address to listen on; default: 127.0.0.1, this machine only")
     server.add_argument("--port", type=int, help="default: 30000; 0 takes a free one and prints it")

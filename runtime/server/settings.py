@@ -10,7 +10,7 @@ from msgspec import Meta
 from plait.runtime.setting_errors import convert_settings
 
 BACKLOG = 2048  # connections that the kernel queues until they are accepted
-STUCK_AFTER_S = 600.0  # far above the longest step, see docs/deploy.md
+STUCK_AFTER_S = 600.0  # far above the longest step, see docs/records/server.md
 MAX_RESTARTS = 8
 
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

@@ -61,14 +61,15 @@ SNIPPETS = {  # page: (code before its blocks, {number of a block: IN_A_BODY, or
     ),
     "json-schema.md": ("", {}),
 }
-RUN_ELSEWHERE = {"tutorial.md", "testing.md", "ray.md", "programs-api.md"}
+RUN_ELSEWHERE = {"tutorial.md", "testing.md", "ray.md", "programs-api.md", "batches.md"}
 EXAMPLES_OF_DOCSTRINGS = {"reference.md"}  # no test runs them
 NOT_RUN = {  # page: numbers of the blocks that no test runs; they need other models, files or services, and compile
     "../README.md": [2],
     "adapters.md": [0],
     "backends.md": [0],
     "models.md": [0, 1, 2],
-    "server.md": [0, 2],  # a test of the server runs block 1
+    "protocols.md": [0],
+    "server.md": [0],
 }
 CHECKS_AFTER = {  # page: code that runs after its blocks
     "typed-values.md": "state = describe.run('Ada was born in 1815.')\nassert isinstance(state['person'].born, date)\n"

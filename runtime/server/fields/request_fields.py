@@ -6,7 +6,7 @@ A field is of one of three classes:
     advice    a row of ADVICE: the answer is right without it; accepted, and listed in the answer's `warnings`
     unknown   any other name at the top of a body: accepted and listed too, unless it resembles a field with a meaning
 
-Parsing (`http/json_body.py`), the OpenAPI document and the tables of docs/server.md are made from the rows. A struct
+Parsing (`http/json_body.py`), the OpenAPI document and the tables of docs/fields.md are made from the rows. A struct
 takes part if it has a class variable `field_table`: one of ENDPOINTS, or of PARTS for an object within a body. In these
 and all other objects unknown names are errors. Null is no value.
 """

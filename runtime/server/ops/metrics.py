@@ -1,7 +1,7 @@
 """The server's metrics: a request is counted when it ends, the scheduler's counters are read at each scrape.
 
 Metrics that request routers look for have vLLM's names; all others are named plait_*. Every label has a small set of
-values: known routes, statuses, fixed reasons. docs/deploy.md lists names and meanings.
+values: known routes, statuses, fixed reasons. docs/metrics.md lists names and meanings.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ def test_answers_are_those_of_the_endpoint(smollm, url) -> None:
 
 
 def test_the_page_runs_as_printed(real_address, tmp_path, monkeypatch, capsys) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "server.md").read_text()
-    (block,) = [text for text in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "batches.create" in text]
+    page = (Path(__file__).parents[3] / "docs" / "batches.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     (tmp_path / "page.py").write_text(block.replace("http://127.0.0.1:30000", real_address))
     monkeypatch.chdir(tmp_path)
     runpy.run_path("page.py")

@@ -25,7 +25,8 @@ def flags() -> set[str]:
 
 
 def test_flags_are_documented_and_exist() -> None:
-    text = (ROOT / "docs/server.md").read_text() + (ROOT / "docs/deploy.md").read_text()
+    pages = ("server", "batches", "deploy", "metrics", "several-models")
+    text = "".join((ROOT / f"docs/{page}.md").read_text() for page in pages)
     assert {flag for flag in flags() if not re.search(rf"`{flag}\b", text)} == set()
     unit = (DEPLOY / "plait.service").read_text() + (DEPLOY / "Dockerfile").read_text()
     used = set(re.findall(r"(?<=\s)--[a-z-]+", " ".join(re.findall(r"plait serve.*|ENTRYPOINT.*", unit))))
@@ -49,7 +50,7 @@ def test_dashboard_uses_metrics_that_exist(serve) -> None:
     assert missing <= {"plait_scheduler_steps_total", "plait_bad_frames_total", "plait_spared_tokens_total"}
     for expression in expressions:
         assert expression.count("(") == expression.count(")") and expression.count("{") == expression.count("}")
-    documented = set(METRIC.findall((ROOT / "docs/deploy.md").read_text()))
+    documented = set(METRIC.findall((ROOT / "docs/metrics.md").read_text()))
     assert {name for name in kinds if name.startswith("plait_")} <= documented
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(ids) == len(set(ids))

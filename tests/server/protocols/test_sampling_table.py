@@ -64,14 +64,10 @@ def test_errors_have_the_protocols_name(protocol, field):
     assert caught.value.message.startswith(f"{name} must be ")
 
 
-@pytest.mark.parametrize(("page", "protocols"), [("programs-api.md", ["programs"]), ("server.md", [*REQUESTS])])
+@pytest.mark.parametrize(("page", "protocols"), [("programs-api.md", ["programs"]), ("protocols.md", [*REQUESTS])])
 def test_docs_name_every_parameter(page, protocols):
     text = (DOCS / page).read_text()
-    shortened = {"frequency_penalty", "presence_penalty"} if page == "server.md" else set()  # "penalties"
-    missing = {
-        name for protocol in protocols for name in NAMES[protocol].values() if f"`{name}" not in text
-    } - shortened
-    assert not missing
+    assert not {name for protocol in protocols for name in NAMES[protocol].values() if f"`{name}" not in text}
 
 
 def test_gen_has_the_keywords_of_the_table():
