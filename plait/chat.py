@@ -12,7 +12,7 @@ from typing import Any
 import plait
 from plait.cache import HISTORY
 from plait.host.private_file import open_private
-from plait.host.terminal import is_terminal, shown, styled
+from plait.host.terminal import is_terminal, print_error, shown, styled
 from plait.host.user_folders import state_folder
 
 CHAT_HELP = "/reset starts anew, /quit or Ctrl-D ends, Ctrl-C stops an answer"
@@ -29,10 +29,9 @@ def chat(prompt: str | None, system: str | None, keeps_history: bool, **sampling
         read = _reader(keeps_history)
         while conversation.run(read, system, **sampling).ret_value:
             print("(a new conversation)")
-    except plait.ProgramError as error:
-        if isinstance(error.__cause__, BrokenPipeError):  # the reader of the output has exited, as `head` does
-            raise error.__cause__ from None
-        raise
+    except plait.ProgramError as error:  # its user did not write the program
+        cause = error.__cause__
+        raise cause if isinstance(cause, plait.PlaitError | BrokenPipeError) else error from None
     return 0
 
 
@@ -92,8 +91,7 @@ def _print_answer(s: plait.ProgramState) -> bool:
         print(" (stopped)")
     except plait.ProgramError as error:
         print()
-        message = shown(f"plait: {error.__cause__ or error}", sys.stderr)
-        print(styled(message, "red", sys.stderr), file=sys.stderr)
+        print_error(str(error.__cause__ or error))
         return False
     else:
         print()
@@ -138,9 +136,8 @@ def _reader(keeps_history: bool) -> Callable[[], str | None]:
 
     def read() -> str | None:
         try:
-            line = (
-                input(prompt).strip().encode(errors="surrogateescape").decode(errors="replace")
-            )  # bytes of no character
+            typed = input(prompt).strip()
+            line = typed.encode(errors="surrogateescape").decode(errors="replace")  # bytes of no character
         except EOFError:
             print()
             return None
@@ -171,7 +168,7 @@ def _history(add: Callable[[str], None]) -> Callable[[str], object] | None:
             os.ftruncate(fd, 0)
             os.write(fd, b"".join(lines[-MAX_HISTORY:]))
     except (OSError, RuntimeError) as error:
-        print(f"plait: the history is not kept: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
+        print(f"plait: the history is not kept: {error}", file=sys.stderr)  # the error names the folder or file
         return None
     for line in lines[-MAX_HISTORY:]:
         add(line.decode(errors="replace").rstrip("\r\n"))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from plait.lang.core.run import Run
 
 _REST = 4  # after an update, at least so many times its own duration passes until the next one
+_NOTHING_YET = "waiting for a program"
 MAX_LIVE_RUNS = 50  # the last ones of a block; a batch can have thousands
 
 
@@ -46,16 +47,15 @@ def live(interval_s: float = 0.25) -> Iterator[None]:
     """
     if isinstance(interval_s, bool) or not isinstance(interval_s, int | float) or not 0.05 <= interval_s <= 60:
         raise InputError(f"live: interval_s must be from 0.05 to 60 seconds, not {interval_s!r:.40}")
-    with collect_runs() as runs:
-        display = _LiveDisplay(runs, interval_s)
-        first = display.html()
-        handle = show_html(lambda: first, display_id=True)
-        if handle is None:
-            yield
-            return
-        from IPython.display import HTML
+    first = fragment("traces", [], _NOTHING_YET)
+    handle = show_html(lambda: first, display_id=True)
+    if handle is None:
+        yield
+        return
+    from IPython.display import HTML
 
-        display.update = lambda html: handle.update(HTML(html))
+    with collect_runs() as runs:
+        display = _LiveDisplay(runs, interval_s, lambda html: handle.update(HTML(html)))
         thread = threading.Thread(target=display.keep_up_to_date, args=(first,), name="plait live", daemon=True)
         thread.start()
         try:
@@ -70,9 +70,9 @@ class _LiveDisplay:
     """Updates one display. `runs`: those that began, the earlier ones of which it removes. `update`: shows what it is
     given. `is_over`: no more runs begin; it ends with those that still run."""
 
-    def __init__(self, runs: list[Run], interval_s: float) -> None:
+    def __init__(self, runs: list[Run], interval_s: float, update: Callable[[str], object]) -> None:
         self._runs, self._interval_s, self._num_earlier = runs, interval_s, 0
-        self.update: Callable[[str], None]
+        self._update = update
         self.is_over = threading.Event()
 
     def is_running(self) -> bool:
@@ -85,7 +85,7 @@ class _LiveDisplay:
             is_last, began_s = self.is_over.is_set() and not self.is_running(), time.monotonic()
             html = self.html()
             if html != shown:
-                self.update(html)
+                self._update(html)
                 shown = html
             pause_s = max(self._interval_s, _REST * (time.monotonic() - began_s))
             if not is_last and self.is_over.wait(pause_s) and self.is_running():
@@ -98,4 +98,4 @@ class _LiveDisplay:
         self._num_earlier += earlier
         traces = [trace_of(run) for run in list(self._runs)]
         note = f"{self._num_earlier:,} earlier programs are not shown" if self._num_earlier else ""
-        return fragment("traces", traces, note if traces else "waiting for a program")
+        return fragment("traces", traces, note if traces else _NOTHING_YET)

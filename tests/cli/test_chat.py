@@ -140,7 +140,7 @@ def test_an_option_has_the_prompt(backend, monkeypatch, capsys):
 def test_one_answer_that_fails_is_an_exit_code(backend, monkeypatch, capsys):
     backend.script((f"full{ASSISTANT}", plait.ContextOverflow("too long")))
     assert piped(monkeypatch, b"full") == 1
-    assert "too long" in capsys.readouterr().err
+    assert capsys.readouterr().err == "plait: ContextOverflow: too long\n", "of a program, its user knows nothing"
     assert piped(monkeypatch, b"\xff\xfe\n") == 1
     assert "the input is not UTF-8 (invalid start byte at byte 0)" in capsys.readouterr().err
     assert piped(monkeypatch, b" \n") == 1
@@ -179,6 +179,12 @@ def test_history_has_a_limit(backend, monkeypatch, state_home):
     chat(monkeypatch, "1\n2\n3\n4\n5\n")
     chat(monkeypatch, "6\n")
     assert (state_home / "plait" / "chat_history").read_text() == "4\n5\n6\n"
+
+
+def test_a_folder_that_cannot_be_made_is_named(backend, monkeypatch, state_home, capsys):
+    (state_home / "plait").write_text("a file")
+    assert chat(monkeypatch, "one\n") == 0
+    assert f"the history is not kept: [Errno 17] File exists: '{state_home / 'plait'}'" in capsys.readouterr().err
 
 
 def test_a_history_that_leads_elsewhere_is_left_alone(backend, monkeypatch, state_home, capsys):

@@ -52,6 +52,16 @@ def test_every_display_is_escaped_and_has_its_own_style(backend):
         assert "<script>" in display.body(), f"the text is shown: {what}"
 
 
+def test_half_of_a_surrogate_pair_in_an_error_is_shown_as_a_sign(tmp_path):
+    @plait.function
+    def missing(s):
+        raise FileNotFoundError("no file \udcff")
+
+    states = missing.run_batch([{}])
+    for html in (states._repr_html_(), states[0]._repr_html_(), states[0].show(tmp_path / "a.html").read_text()):
+        assert "no file ?" in html and html.encode()
+
+
 def test_style_is_for_light_and_dark_and_for_nothing_else():
     for theme in ('[data-jp-theme-light="false"] .plait', ".vscode-dark .plait"):
         assert theme in STYLE
@@ -154,6 +164,35 @@ def test_lists_and_their_parts_are_tables(backend):
     assert len(Display(states[:2]._repr_html_()).texts["tr"]) == 3 and isinstance(states, list)
     many = Display(ShownList(states_html, [states[1]] * 203)._repr_html_())
     assert len(many.texts["tr"]) == 201 and "and 3 more" in many.body()
+
+
+def test_values_that_a_program_set_are_shown_without_waiting(backend):
+    class Slow:
+        """As a state that still runs: its text is not there, its repr is."""
+
+        def __str__(self):
+            pytest.fail("this would wait")
+
+        def __repr__(self):
+            return "<slow>"
+
+    @plait.function
+    def keep(s):
+        s["text"], s["number"], s["slow"] = "a 'b'", 2, Slow()
+
+    assert Display(keep.run_batch([{}])._repr_html_()).texts["pre"] == ["\na 'b'", "\n2", "\n<slow>"]
+
+
+def test_long_values_of_a_table_are_cut(backend):
+    @plait.function
+    def write(s):
+        s += "Q" + gen("generated", max_tokens=3000)
+        s["given"] = "long" * 700
+
+    backend.scheduler.answer = lambda prompt, request: "long" * 600
+    text = Display(write.run_batch([{}])._repr_html_()).body()
+    assert text.count("long" * 500) == 2 and "long" * 501 not in text
+    assert "… (2,400 characters)" in text and "… (2,800 characters)" in text
 
 
 def test_ended_branches_are_marked_in_their_group(backend):

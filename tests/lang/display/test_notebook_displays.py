@@ -14,6 +14,7 @@ from span_samples import program
 
 import plait
 from plait import gen
+from plait.lang.core.run import run_listeners
 from plait.lang.display import notebook
 
 
@@ -113,8 +114,8 @@ def test_updates_keep_their_distance(backend, outputs, monkeypatch):
 
     monkeypatch.setattr(notebook.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(notebook._LiveDisplay, "html", slow_html)
-    display = notebook._LiveDisplay([], 0.25)
-    display.update, display.is_over = shown.append, Clock()
+    display = notebook._LiveDisplay([], 0.25, shown.append)
+    display.is_over = Clock()
     display.keep_up_to_date("")
     assert pauses == [0.25, 0.25, 2.0, 0.25] and len(shown) == 5
 
@@ -123,6 +124,7 @@ def test_live_outside_a_notebook_shows_nothing(backend, capsys):
     assert "IPython" not in sys.modules
     with plait.live():
         assert program.run()["kind"] == "yes"
+        assert not run_listeners, "nothing keeps the programs of a long block"
     assert capsys.readouterr() == ("", "") and "IPython" not in sys.modules
 
 
