@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from plait.constrained import GrammarError
 from plait.runtime.batch.batch import Batch
@@ -37,6 +37,8 @@ MAX_WALK_S = 0.005  # processor time after which a draft ends, for constraints w
 # another row gains from sharing the read of the weights. Measured: 0.1 with 1 request, 0.5 with 16.
 DRAFT_TOKEN_COST = 0.12
 MAX_DRAFT_TOKEN_COST = 0.5  # no drafts at this cost or above
+
+Given = TypeVar("Given")
 
 
 def may_draft(num_running: int) -> bool:
@@ -169,10 +171,7 @@ class Drafter:
         self.model.account.record_step(
             num_rows, batch.num_tokens, num_drafted, num_guessed, first + each * num_drafted, seconds
         )
-        try:
-            self.model.observe(batch)
-        except Exception as error:
-            self._give_up_model(self.model, error)
+        self._ask(self.model, self.model.observe, batch)
         self.model.keep_verdict()
 
     def close(self) -> None:
@@ -192,15 +191,15 @@ class Drafter:
                     del builds[request]
             if asked:
                 assert self.model is not None
-                try:
-                    self.model.guess(asked)
-                except Exception as error:
-                    self._give_up_model(self.model, error)
+                self._ask(self.model, self.model.guess, asked)
 
-    def _give_up_model(self, model: GuessingModel[Any], error: Exception) -> None:
-        """The requests go on without the draft model."""
-        model.has_failed = True
-        self._error_log.record(error)
+    def _ask(self, model: GuessingModel[Any], method: Callable[[Given], None], given: Given) -> None:
+        """Calls a method of the draft model. After an error, requests go on without it."""
+        try:
+            method(given)
+        except Exception as error:
+            model.has_failed = True
+            self._error_log.record(error)
 
     def _max_tokens(self, batch: Batch, request: GenerationRequest, num_running: int) -> int:
         """Returns how many draft tokens of the request fit the step."""

@@ -196,6 +196,17 @@ def test_many_long_texts_take_no_more_memory_than_is_counted(monkeypatch, pair):
     assert sum(call.end.usage.drafted_tokens for call in calls.values()) > 10
 
 
+def test_states_that_cannot_be_taken_end_the_guesses_only(monkeypatch, pair):
+    messages = [Open(1), Append(1, [1, 2, 3]), generate(1, 1, max_tokens=40, ignore_eos=True)]
+    plain, _ = run(monkeypatch, pair, messages, drafts=False)
+    engine_loop, transport, model = start(monkeypatch, pair)
+    told = []
+    engine_loop.error_log.write = told.append
+    monkeypatch.setattr(HeadText, "observe", lambda *_: [][0])
+    calls = run_until_idle(engine_loop, transport, *messages)
+    assert outcomes(calls) == outcomes(plain) and model.has_failed and "IndexError" in "".join(told)
+
+
 def test_a_head_that_rests_keeps_no_states(monkeypatch, pair):
     engine_loop, transport, model = start(monkeypatch, pair)
     monkeypatch.setattr(AlwaysOpen, "record_step", lambda self, *counts: None)
