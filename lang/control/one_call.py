@@ -65,6 +65,8 @@ def extract(type: Any, text: str | list[str], **options: Any) -> Any:
     >>> plait.extract(Person, "Ada Lovelace was born in 1815.")                      # doctest: +SKIP
     Person(name='Ada Lovelace', born=1815)
     """
+    if type is None:  # a gen of no type is text
+        raise InputError("extract: type takes a type, such as int or a dataclass, not None; plait.ask returns text")
     value = gen("value", type=type, retries=options.pop("retries", None))
     schema = str(value.constraint.schema) if isinstance(value.constraint, JsonSchema) else ""
     task = _instructions(options, f"Extract the facts from the text above{' as JSON' * bool(schema)}.")
@@ -101,6 +103,8 @@ def classify(text: str | list[str], labels: Any, **options: Any) -> Any:
     'delivery'
     """
     described = labels if isinstance(labels, Mapping) else {}
+    if not all(isinstance(description, str) for description in described.values()):
+        raise InputError(f"classify: a dict of labels has a text that describes each, not {described!r:.80}")
     label = select("label", [*labels] if isinstance(labels, Mapping) else labels)
     names = cast(Select, label).choices
     listed = [f"- {name}: {described[name]}" if described else f"- {name}" for name in names]
@@ -152,9 +156,10 @@ def _run(program: Program[[str]], text: object, name: str, options: dict[str, An
         raise InputError(f"{program.name}: it takes a text or a list of texts, not {text!r:.80}")
     if "stream" in options:
         raise InputError(f"{program.name}: it returns the whole value; to stream, write a program and run(stream=True)")
-    adapter, sampling = options.pop("adapter", None), dict(options.pop("sampling", None) or {})
-    known = {"max_tokens" if key == "max_new_tokens" else key for key in (*options, *sampling)}
-    options["sampling"] = {key: value for key, value in DEFAULTS.items() if key not in known} | sampling
+    adapter, sampling = options.pop("adapter", None), options.get("sampling") or {}
+    if isinstance(sampling, Mapping):  # the program refuses another value
+        known = {"max_tokens" if key == "max_new_tokens" else key for key in (*options, *sampling)}
+        options["sampling"] = {key: value for key, value in DEFAULTS.items() if key not in known} | {**sampling}
     with nullcontext() if adapter is None else adapter_block(adapter):
         if isinstance(text, str):
             return program.run(text, **options)[name]
