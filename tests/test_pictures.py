@@ -7,6 +7,7 @@ import re
 import runpy
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,12 +69,18 @@ def test_pages_show_pictures_that_exist_in_both_themes_and_every_one_is_shown() 
     pictures = set()
     for page, files in shown().items():
         assert [path for path in files if not path.exists()] == [], page
-        mine = {path for path in files if path.parent == FOLDER}
-        lights = {path.name.removesuffix("-light.svg") for path in mine if path.name.endswith("-light.svg")}
-        darks = {path.name.removesuffix("-dark.svg") for path in mine if path.name.endswith("-dark.svg")}
+        names = [path.stem for path in files if path.parent == FOLDER]
+        lights = {name.removesuffix("-light") for name in names if name.endswith("-light")}
+        darks = {name.removesuffix("-dark") for name in names if name.endswith("-dark")}
         assert lights == darks, page
         pictures |= lights
-    assert pictures == {path.name.removesuffix("-light.svg") for path in FOLDER.glob("*-light.svg")}
+    assert pictures == {path.stem.removesuffix("-light") for path in FOLDER.glob("*-light.*")}
+
+
+def test_the_site_has_every_picture_of_its_pages(tmp_path: Path) -> None:
+    runpy.run_path(str(ROOT / "docs/site/conf.py"))["copy_pictures"](SimpleNamespace(outdir=tmp_path), None)
+    needed = {path.relative_to(ROOT) for files in shown().values() for path in files}
+    assert {path for path in needed if not (tmp_path / path).is_file()} == set()
 
 
 def test_the_recorded_program_is_that_of_the_readme() -> None:

@@ -60,7 +60,7 @@ def copy_pictures(app: Any, error: Exception | None) -> None:
     """Copies what HTML in the pages shows, which Sphinx does not look for; and adds the site's first page."""
     if error is not None:
         return
-    for path in (path for ending in ("svg", "png") for path in (ROOT / "docs").rglob(f"*.{ending}")):
+    for path in (path for ending in ("svg", "webp") for path in (ROOT / "docs").rglob(f"*.{ending}")):
         target = Path(app.outdir) / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
