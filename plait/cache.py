@@ -13,6 +13,7 @@ from pathlib import Path
 
 from plait.host.terminal import is_terminal, styled
 from plait.host.user_folders import cache_folder, kernel_folder, state_folder
+from plait.runtime.errors import InputError
 
 KINDS = ("kernels", "prefetches", "weights", "models", "history")
 HISTORY = "chat_history"
@@ -28,7 +29,12 @@ def add_cache_options(parser: argparse.ArgumentParser) -> None:
 
 
 def cache_command(options: argparse.Namespace) -> int:
-    """Lists or removes files and returns the exit code: 1 if the question was not answered with yes."""
+    """Lists or removes files and returns the exit code: 1 if the question was not answered with yes.
+
+    Raises InputError for `--yes` where nothing is removed.
+    """
+    if options.yes and options.action is None:
+        raise InputError("--yes needs clear: plait cache clear --yes")
     chosen = [options.kind] if options.kind else KINDS if options.action is None else KINDS[:-1]
     for kind in chosen:
         print(_line(kind))
@@ -38,7 +44,7 @@ def cache_command(options: argparse.Namespace) -> int:
         print("plait: nothing was removed; --yes removes without asking", file=sys.stderr)
         return 1
     removed = [status.st_size for kind in chosen for status in _files(kind, remove=True)]
-    print(f"removed {len(removed)} files, {sum(removed) / 1e6:,.1f} MB")
+    print(f"removed {len(removed)} file{'s' * (len(removed) != 1)}, {sum(removed) / 1e6:,.1f} MB")
     return 0
 
 

@@ -62,7 +62,8 @@ def test_only_files_that_plait_wrote_are_removed(home, capsys, kind):
     assert main(["cache", "clear", *([kind] if kind else []), "--yes"]) == 0
     removed = {WRITTEN[kind]} if kind else set(WRITTEN.values()) - {WRITTEN["history"]}
     assert present(home) == {*WRITTEN.values(), *OTHERS} - removed
-    assert f"removed {len(removed)} files, {0.15 * len(removed):.1f} MB" in capsys.readouterr().out
+    files = "1 file" if kind else f"{len(removed)} files"
+    assert f"removed {files}, {0.15 * len(removed):.1f} MB" in capsys.readouterr().out
 
 
 def test_links_are_not_followed(home, capsys):
@@ -94,6 +95,11 @@ def test_without_a_terminal_it_removes_nothing_unasked(home, monkeypatch, capsys
     assert main(["cache", "clear"]) == 1
     assert "nothing was removed; --yes" in capsys.readouterr().err
     assert present(home) == {*WRITTEN.values(), *OTHERS}
+
+
+def test_yes_without_clear_is_an_error(home, capsys):
+    assert main(["cache", "--yes"]) == 1
+    assert "--yes needs clear" in capsys.readouterr().err and present(home) == {*WRITTEN.values(), *OTHERS}
 
 
 def test_folders_that_do_not_exist_are_empty(monkeypatch, tmp_path, capsys):
