@@ -22,16 +22,12 @@ export class Conversations {
       if (isKept) localStorage.removeItem(OFF);
       else localStorage.setItem(OFF, "yes");
     });
-    for (const conversation of this.all) {
-      if (isKept) this.save(conversation);
-      else this.forget(conversation);
-    }
+    if (isKept) for (const conversation of this.all) this.write(conversation);
+    else this.forgetAll();
   }
 
   load() {
-    if (!this.isKept) return [];
-    const keys = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
-    return keys.flatMap((key) => readConversation(localStorage.getItem(key)));
+    return this.isKept ? keptKeys().flatMap((key) => readConversation(localStorage.getItem(key))) : [];
   }
 
   add(settings) {
@@ -42,6 +38,10 @@ export class Conversations {
 
   save(conversation) {
     conversation.changed = Date.now();
+    this.write(conversation);
+  }
+
+  write(conversation) {
     if (!this.isKept || conversation.turns.length === 0) return;
     this.tried(() => localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation)));
   }
@@ -53,11 +53,18 @@ export class Conversations {
   }
 
   clear() {
-    for (const conversation of [...this.all]) this.remove(conversation);
+    this.forgetAll();
+    this.all = [];
+    this.add(this.current.settings);
   }
 
   forget({ id }) {
     this.tried(() => localStorage.removeItem(PREFIX + id));
+  }
+
+  // Those of other tabs too, which this one may not have loaded.
+  forgetAll() {
+    this.tried(() => keptKeys().forEach((key) => localStorage.removeItem(key)));
   }
 
   tried(use) {
@@ -69,6 +76,8 @@ export class Conversations {
     }
   }
 }
+
+const keptKeys = () => Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
 
 // A list of one conversation, or of none if the text is not one of ours: other programs may have had this address.
 function readConversation(text) {

@@ -71,7 +71,7 @@ export function startHistory(kept, onChosen) {
 
 function download(conversation) {
   const file = new Blob([JSON.stringify(conversation, null, 2)], { type: "application/json" });
-  const link = document.createElement("a");
+  const link = make("a");
   link.href = URL.createObjectURL(file);
   link.download = `plait-${new Date(conversation.changed).toISOString().slice(0, 10)}.json`;
   link.click();

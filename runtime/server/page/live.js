@@ -2,6 +2,7 @@
 
 import { status } from "./api.js";
 import { Chart } from "./chart.js";
+import { make } from "./turn_view.js";
 
 const POLL_MS = 1000;
 const SECONDS = 120; // of the charts
@@ -18,13 +19,8 @@ export function startLive(onStatus, onFailure) {
   let timer = null;
 
   function row(texts) {
-    const row = document.createElement("tr");
-    texts.forEach((text, index) => {
-      const cell = document.createElement("td");
-      cell.textContent = text;
-      if (index > 1) cell.className = "num";
-      row.append(cell);
-    });
+    const row = make("tr");
+    row.append(...texts.map((text, index) => make("td", index > 1 ? "num" : "", text)));
     return row;
   }
 
@@ -102,7 +98,7 @@ export function startLive(onStatus, onFailure) {
         const now = await status();
         onStatus(now);
         show(now);
-      } catch (error) {
+      } catch {
         onFailure();
       }
     }

@@ -73,8 +73,18 @@ assert.equal(localStorage[`plait-conversation-${first.id}`], undefined);
 assert.deepEqual(new Conversations(noProblem).current.turns, []);
 kept.isKept = true;
 assert.equal(new Conversations(noProblem).current.id, first.id);
-kept.clear();
-assert.deepEqual(new Conversations(noProblem).current.turns, []);
+kept.current.changed = 7;
+kept.isKept = true;
+assert.equal(new Conversations(noProblem).current.changed, 7); // keeping is no change of a conversation
+for (const forget of [() => kept.clear(), () => (kept.isKept = false)]) {
+  const other = new Conversations(noProblem); // in another tab
+  other.add({}).turns.push(turns[2]);
+  other.save(other.current);
+  forget();
+  assert.deepEqual(keys(), []);
+}
+assert.deepEqual(kept.current.turns, []);
+kept.isKept = true;
 
 // A browser that keeps nothing: said, and the conversation goes on.
 methods.setItem = () => {
