@@ -13,7 +13,7 @@ from pathlib import Path
 
 from plait.host.terminal import is_terminal, styled
 from plait.host.user_folders import cache_folder, kernel_folder, state_folder
-from plait.runtime.errors import InputError
+from plait.runtime.errors import InputError, PlaitError
 
 KINDS = ("kernels", "prefetches", "weights", "models", "history")
 HISTORY = "chat_history"
@@ -51,24 +51,27 @@ def cache_command(options: argparse.Namespace) -> int:
 def _place(kind: str) -> tuple[Path, str]:
     """Returns the folder of a kind, and a pattern of the names that plait gives its complete files there.
 
-    Unfinished files and locks are not among them: another process may be writing. Raises RuntimeError without a home.
+    Unfinished files and locks are not among them: another process may be writing. Raises PlaitError without a home.
     """
     from plait.runtime.model_files.locate import GEMMA3_270M, assembled_path
 
-    model = assembled_path(GEMMA3_270M)
-    return {
-        "kernels": (kernel_folder(), rf"(?!prefetches-)[\w.-]+-{HASH}\.o"),
-        "prefetches": (kernel_folder(), rf"prefetches-{HASH}\.o"),
-        "weights": (cache_folder() / "packed-weights", rf"{HASH}\.weights"),
-        "models": (model.parent, re.escape(model.name)),
-        "history": (state_folder(), HISTORY),
-    }[kind]
+    try:
+        model = assembled_path(GEMMA3_270M)
+        return {
+            "kernels": (kernel_folder(), rf"(?!prefetches-)[\w.-]+-{HASH}\.o"),
+            "prefetches": (kernel_folder(), rf"prefetches-{HASH}\.o"),
+            "weights": (cache_folder() / "packed-weights", rf"{HASH}\.weights"),
+            "models": (model.parent, re.escape(model.name)),
+            "history": (state_folder(), HISTORY),
+        }[kind]
+    except RuntimeError as error:
+        raise PlaitError("this user has no home folder; set HOME") from error
 
 
 def _files(kind: str, remove: bool = False) -> list[os.stat_result]:
     """Returns the files of a kind that belong to this user, and removes them if that is asked for. Follows no link.
 
-    Raises OSError.
+    Raises PlaitError for a file that cannot be removed.
     """
     found: list[os.stat_result] = []
     folder, names = _place(kind)
@@ -85,6 +88,8 @@ def _files(kind: str, remove: bool = False) -> list[os.stat_result]:
                     if remove:
                         os.unlink(name, dir_fd=fd)
                     found.append(status)
+    except OSError as error:
+        raise PlaitError(f"{folder}: {error.strerror}") from error
     finally:
         os.close(fd)
     return found

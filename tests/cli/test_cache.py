@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +96,24 @@ def test_without_a_terminal_it_removes_nothing_unasked(home, monkeypatch, capsys
     assert main(["cache", "clear"]) == 1
     assert "nothing was removed; --yes" in capsys.readouterr().err
     assert present(home) == {*WRITTEN.values(), *OTHERS}
+
+
+def test_what_cannot_be_removed_is_named(home, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    assert main(["cache", "clear", "weights", "--yes"]) == 1
+    assert f"{home / 'cache/plait/packed-weights'}: Permission denied" in capsys.readouterr().err
+
+
+def test_without_a_home_it_says_so(monkeypatch, capsys):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert main(["cache"]) == 1 and "no home folder; set HOME" in capsys.readouterr().err
 
 
 def test_yes_without_clear_is_an_error(home, capsys):
