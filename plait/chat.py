@@ -138,9 +138,8 @@ def _reader(keeps_history: bool) -> Callable[[], str | None]:
 
     def read() -> str | None:
         try:
-            line = (
-                input(prompt).strip().encode(errors="surrogateescape").decode(errors="replace")
-            )  # bytes of no character
+            typed = input(prompt).strip()
+            line = typed.encode(errors="surrogateescape").decode(errors="replace")  # bytes of no character
         except EOFError:
             print()
             return None
@@ -171,7 +170,7 @@ def _history(add: Callable[[str], None]) -> Callable[[str], object] | None:
             os.ftruncate(fd, 0)
             os.write(fd, b"".join(lines[-MAX_HISTORY:]))
     except (OSError, RuntimeError) as error:
-        print(f"plait: the history is not kept: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
+        print(f"plait: the history is not kept: {error}", file=sys.stderr)  # the error names the folder or file
         return None
     for line in lines[-MAX_HISTORY:]:
         add(line.decode(errors="replace").rstrip("\r\n"))

@@ -181,6 +181,12 @@ def test_history_has_a_limit(backend, monkeypatch, state_home):
     assert (state_home / "plait" / "chat_history").read_text() == "4\n5\n6\n"
 
 
+def test_a_folder_that_cannot_be_made_is_named(backend, monkeypatch, state_home, capsys):
+    (state_home / "plait").write_text("a file")
+    assert chat(monkeypatch, "one\n") == 0
+    assert f"the history is not kept: [Errno 17] File exists: '{state_home / 'plait'}'" in capsys.readouterr().err
+
+
 def test_a_history_that_leads_elsewhere_is_left_alone(backend, monkeypatch, state_home, capsys):
     (state_home / "plait").mkdir(mode=0o700)
     (state_home / "mine").write_text("mine")
