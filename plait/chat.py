@@ -29,10 +29,9 @@ def chat(prompt: str | None, system: str | None, keeps_history: bool, **sampling
         read = _reader(keeps_history)
         while conversation.run(read, system, **sampling).ret_value:
             print("(a new conversation)")
-    except plait.ProgramError as error:
-        if isinstance(error.__cause__, BrokenPipeError):  # the reader of the output has exited, as `head` does
-            raise error.__cause__ from None
-        raise
+    except plait.ProgramError as error:  # its user did not write the program
+        cause = error.__cause__
+        raise cause if isinstance(cause, plait.PlaitError | BrokenPipeError) else error from None
     return 0
 
 

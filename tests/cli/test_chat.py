@@ -140,7 +140,7 @@ def test_an_option_has_the_prompt(backend, monkeypatch, capsys):
 def test_one_answer_that_fails_is_an_exit_code(backend, monkeypatch, capsys):
     backend.script((f"full{ASSISTANT}", plait.ContextOverflow("too long")))
     assert piped(monkeypatch, b"full") == 1
-    assert "too long" in capsys.readouterr().err
+    assert capsys.readouterr().err == "plait: ContextOverflow: too long\n", "of a program, its user knows nothing"
     assert piped(monkeypatch, b"\xff\xfe\n") == 1
     assert "the input is not UTF-8 (invalid start byte at byte 0)" in capsys.readouterr().err
     assert piped(monkeypatch, b" \n") == 1
