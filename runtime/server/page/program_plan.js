@@ -20,7 +20,7 @@ function readNodes(nodes, path, context, text) {
 }
 
 function readNode(node, path, context, text) {
-  if (node.text !== undefined) return { kind: "text", path, text: node.text };
+  if (node.text !== undefined) return { kind: "text", path, text: String(node.text) };
   if (node.var !== undefined) {
     text.after = [...text.after, ...(context.sources.get(node.var) ?? [])];
     return { kind: "variable", path, name: node.var, index: [node.index ?? []].flat() };
@@ -36,7 +36,8 @@ function readCall(node, path, context, text) {
   const type = node.gen ? "gen" : "select";
   const { name = null, n = 1, choices = [] } = node[type] ?? {};
   const samples = Array.from({ length: Math.min(Number(n) || 1, MAX_SAMPLES) }, () => ({ state: "waiting", value: "", usage: null }));
-  const call = { kind: "call", path: `${path}.${type}`, type, name, choices, samples, after: text.after };
+  const shownChoices = [choices ?? []].flat().map(String); // the server says what is wrong with other choices
+  const call = { kind: "call", path: `${path}.${type}`, type, name, choices: shownChoices, samples, after: text.after };
   context.calls.set(call.path, call);
   if (name) context.sources.set(name, [call]);
   text.after = [call];

@@ -99,13 +99,10 @@ function showSample(call, { state, value, usage }, view, longest) {
   const text = isUnknown ? call.choices.join(" | ") : value.trimStart();
   if (view.value.textContent !== text) view.value.textContent = text;
   view.value.classList.toggle("coming", isUnknown);
-  if (!usage || view.note.textContent) return showWidths(view, usage, longest);
-  view.note.textContent = `${usage.cached_tokens} of ${usage.prompt_tokens} prompt tokens cached · ${usage.completion_tokens} generated`;
-  showWidths(view, usage, longest);
-}
-
-// The bars of all calls have one scale: the longest is as wide as its box.
-function showWidths(view, usage, longest) {
+  if (usage && !view.note.textContent) {
+    view.note.textContent = `${usage.cached_tokens} of ${usage.prompt_tokens} prompt tokens cached · ${usage.completion_tokens} generated`;
+  }
+  // The bars of all calls have one scale: the longest is as wide as its box.
   PARTS.forEach(([, count], index) => {
     view.bar.children[index].style.width = `${usage ? (100 * count(usage)) / longest : 0}%`;
   });

@@ -56,6 +56,11 @@ applyEvent(plan, { type: "end", path: null });
 assert.equal(states(plan), "first done, x0 done, x1 done, y stopped, after stopped, last stopped");
 assert.equal(planOf([gen("a", { n: 1e12 })]).calls.get("program[0].gen").samples.length, 1024);
 assert.throws(() => planOf([null]));
+// What the server will refuse can be drawn until it does.
+assert.deepEqual(planOf([{ text: 3 }]).items, [{ kind: "text", path: "program[0]", text: "3" }]);
+for (const [choices, shown] of [["ab", ["ab"]], [null, []], [[1, null], ["1", "null"]]]) {
+  assert.deepEqual(planOf([{ select: { choices } }]).items[0].choices, shown);
+}
 
 for (const [max, step] of [[0.4, 0.1], [5, 1], [5.1, 2], [10, 2], [42, 10], [100, 20], [101, 50], [2600, 1000]]) {
   assert.ok(Math.abs(roundStep(max) - step) < 1e-9, `${max}: ${roundStep(max)}`);
