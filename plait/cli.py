@@ -43,7 +43,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code. 0: success, 1: failure, 2: wrong arguments, 130: Ctrl-C.
+    """Runs one command and returns its exit code. 0: success, 1: failure, 2: unreadable arguments, 130: Ctrl-C.
 
     >>> main(["--version"])                                             # doctest: +SKIP
     plait 0.2.0
