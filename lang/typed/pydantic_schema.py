@@ -244,5 +244,6 @@ def schema_and_reader(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]
     try:
         adapter = TypeAdapter(type_)
         return adapter.json_schema(schema_generator=ReadableSchemaGenerator), adapter.validate_json
-    except (PydanticSchemaGenerationError, PydanticUserError, ImportError) as error:  # of a package for a type of text
+    except (PydanticSchemaGenerationError, PydanticUserError, AssertionError, ImportError) as error:
+        # ImportError: of a package for a type of text; AssertionError: of an empty Literal
         raise TypeError(str(error).splitlines()[0]) from None

@@ -62,6 +62,7 @@ class Wrapped(pydantic.BaseModel):
         (dict[Annotated[int, msgspec.Meta(ge=5)], int], "number keys of a dict cannot have bounds"),
         (Mixed, "bounds of both msgspec.Meta and Pydantic"),
         (ByMeta | Town, "Pydantic's Field instead may work"),
+        (list[Literal[()]], "cannot be generated"),
         (Unresolved, "name 'Nowhere' is not defined"),
         (Pet("Tom", "cat"), "write type=Pet, not an object of it"),
     ],
