@@ -30,7 +30,8 @@ def checked_path(where: str, path: str | Path) -> Path:
 def write_traces(runs: Iterable[Run], path: Path) -> None:
     """Waits for the runs and writes their traces to one file."""
     traces = [_whole_trace(run) for run in runs]
-    path.write_text(page(traces) if path.suffix == ".html" else _perfetto(traces), encoding="utf-8")
+    text = page(traces) if path.suffix == ".html" else _perfetto(traces)
+    path.write_text(text, encoding="utf-8", errors="replace")  # as in `fragment`
 
 
 def show(run: Run, path: str | Path | None) -> Path | None:

@@ -21,7 +21,8 @@ STYLE = (_FOLDER / "displays.css").read_text(encoding="utf-8")
 
 def fragment(macro: str, *values: Any) -> str:
     """Returns a display for a notebook: what a macro makes of the values, with a style that applies to nothing else."""
-    return str(_macros().fragment(getattr(_macros(), macro)(*values)))
+    html = str(_macros().fragment(getattr(_macros(), macro)(*values)))
+    return html.encode(errors="replace").decode()  # an error can name a file whose name is no Unicode
 
 
 def page(traces: Sequence[Trace]) -> str:

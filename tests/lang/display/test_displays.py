@@ -52,6 +52,16 @@ def test_every_display_is_escaped_and_has_its_own_style(backend):
         assert "<script>" in display.body(), f"the text is shown: {what}"
 
 
+def test_half_of_a_surrogate_pair_in_an_error_is_shown_as_a_sign(tmp_path):
+    @plait.function
+    def missing(s):
+        raise FileNotFoundError("no file \udcff")
+
+    states = missing.run_batch([{}])
+    for html in (states._repr_html_(), states[0]._repr_html_(), states[0].show(tmp_path / "a.html").read_text()):
+        assert "no file ?" in html and html.encode()
+
+
 def test_style_is_for_light_and_dark_and_for_nothing_else():
     for theme in ('[data-jp-theme-light="false"] .plait', ".vscode-dark .plait"):
         assert theme in STYLE
