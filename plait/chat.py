@@ -12,7 +12,7 @@ from typing import Any
 import plait
 from plait.cache import HISTORY
 from plait.host.private_file import open_private
-from plait.host.terminal import is_terminal, shown, styled
+from plait.host.terminal import is_terminal, print_error, shown, styled
 from plait.host.user_folders import state_folder
 
 CHAT_HELP = "/reset starts anew, /quit or Ctrl-D ends, Ctrl-C stops an answer"
@@ -91,8 +91,7 @@ def _print_answer(s: plait.ProgramState) -> bool:
         print(" (stopped)")
     except plait.ProgramError as error:
         print()
-        message = shown(f"plait: {error.__cause__ or error}", sys.stderr)
-        print(styled(message, "red", sys.stderr), file=sys.stderr)
+        print_error(str(error.__cause__ or error))
         return False
     else:
         print()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import plait
-from plait.host.terminal import print_facts, shown, styled
+from plait.host.terminal import print_error, print_facts
 
 if TYPE_CHECKING:
     from plait.runtime.config import EngineConfig, ModelBackend, WeightFormat
@@ -49,7 +48,7 @@ def check(
     print_facts(lines)
     if failure is None:
         return 0
-    print(styled(shown(f"plait: {failure}", sys.stderr), "red", sys.stderr), file=sys.stderr)
+    print_error(str(failure))
     return 1
 
 

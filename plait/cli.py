@@ -20,7 +20,7 @@ from plait.batch import add_batch_options, batch_command
 from plait.cache import add_cache_options, cache_command
 from plait.check import check
 from plait.deploy import add_deploy_options, deploy_command
-from plait.host.terminal import shown, styled
+from plait.host.terminal import print_error
 from plait.launch import add_launch_options, launch_command
 from plait.runtime.similar_names import did_you_mean
 from plait.serve import add_model_option, add_serve_options, serve_command
@@ -183,7 +183,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _fail(message: str) -> int:
-    print(styled(shown(f"plait: {message}", sys.stderr), "red", sys.stderr), file=sys.stderr)
+    print_error(message)
     return 1
 
 

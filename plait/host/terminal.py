@@ -41,6 +41,11 @@ def styled(text: str, style: str, stream: TextIO) -> str:
     return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
 
+def print_error(text: str) -> None:
+    """Prints a message of plait to standard error, red on a terminal."""
+    print(styled(shown(f"plait: {text}", sys.stderr), "red", sys.stderr), file=sys.stderr)
+
+
 def print_facts(facts: Mapping[str, object]) -> None:
     """Prints one line per fact to standard output. A terminal has them wrapped, and the names green, or yellow at a
     Concern."""
