@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import webbrowser
 from collections.abc import Iterable
@@ -19,12 +20,23 @@ if TYPE_CHECKING:
 
 
 def checked_path(where: str, path: str | Path) -> Path:
-    """Returns the path. Raises InputError unless its suffix is .html or .json, and its folder exists."""
+    """Returns the path. Raises InputError unless its suffix is .html or .json, its folder exists, and a file that it
+    replaces is empty or a trace."""
     if Path(path).suffix not in (".html", ".json"):
         raise InputError(f"{where}: the path must end in .html (page) or .json (Perfetto), not {str(path)!r:.80}")
     if not Path(path).parent.is_dir():
         raise InputError(f"{where}: there is no folder {str(Path(path).parent)!r:.200}")
+    if Path(path).exists() and not _is_trace(Path(path)):
+        raise InputError(f"{where}: {str(path)!r:.200} is not a trace; remove it or name another file")
     return Path(path)
+
+
+def _is_trace(path: Path) -> bool:
+    if not path.is_file() or not os.access(path, os.R_OK):
+        return False
+    with path.open("rb") as file:
+        begin = file.read(1000)
+    return not begin or b"<title>plait: " in begin or begin.startswith(b'{"traceEvents"')
 
 
 def write_traces(runs: Iterable[Run], path: Path) -> None:

@@ -69,8 +69,8 @@ def test_a_trace_without_a_folder_is_refused_before_the_file_runs(tmp_path, caps
 
 
 def test_a_trace_that_cannot_be_written_is_an_error_message(tmp_path, capsys):
-    (tmp_path / "out.html").mkdir()
-    path = write_program(tmp_path, "print('it ran')")
-    assert main(["run", path, "--trace", str(tmp_path / "out.html")]) == 1
+    out = tmp_path / "out.html"
+    path = write_program(tmp_path, f"import os\nos.mkdir({str(out)!r})\nprint('it ran')")
+    assert main(["run", path, "--trace", str(out)]) == 1
     printed = capsys.readouterr()
     assert printed.out == "it ran\n" and printed.err.startswith("plait: the trace cannot be written: ")

@@ -46,6 +46,19 @@ def test_page_is_one_file_that_runs_and_loads_nothing(backend, tmp_path):
     assert "@container (max-width: 620px)" in style
 
 
+@pytest.mark.parametrize("suffix", [".html", ".json"])
+def test_only_a_trace_is_replaced(backend, tmp_path, suffix):
+    state, path = program.run(), tmp_path / f"out{suffix}"
+    path.touch()
+    assert state.show(path).stat().st_size > 1000 and state.show(path) == path
+    path.write_text("<title>mine</title>")
+    (tmp_path / f"folder{suffix}").mkdir()
+    for other in (path, tmp_path / f"folder{suffix}"):
+        with pytest.raises(plait.InputError, match="is not a trace; remove it or name another file"):
+            state.show(other)
+    assert path.read_text() == "<title>mine</title>"
+
+
 def test_a_page_has_no_fixed_width(backend):
     display = Display(page([trace_of(program.run()._run)]))
     widths = [value for tag, name, value in display.attributes if name in ("width", "x", "x1", "x2") and tag != "meta"]
