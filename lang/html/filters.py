@@ -150,5 +150,5 @@ def cached_share(usage: ProgramUsage) -> str:
     return f"{usage.cached_tokens / usage.prompt_tokens:.0%}" if usage.prompt_tokens else ""
 
 
-def cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+def cut(text: str, most: int | None) -> str:
+    return text if most is None or len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"

@@ -166,6 +166,18 @@ def test_lists_and_their_parts_are_tables(backend):
     assert len(many.texts["tr"]) == 201 and "and 3 more" in many.body()
 
 
+def test_long_values_of_a_table_are_cut(backend):
+    @plait.function
+    def write(s):
+        s += "Q" + gen("generated", max_tokens=3000)
+        s["given"] = "long" * 700
+
+    backend.scheduler.answer = lambda prompt, request: "long" * 600
+    text = Display(write.run_batch([{}])._repr_html_()).body()
+    assert text.count("long" * 500) == 2 and "long" * 501 not in text
+    assert "… (2,400 characters)" in text and "… (2,800 characters)" in text
+
+
 def test_ended_branches_are_marked_in_their_group(backend):
     @plait.function
     def race(s):
