@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from plait.lang.core.results import CallSegment, Samples, Segment, TextSegment, ValueList
+from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, TextSegment, ValueList
 from plait.lang.html.render import fragment
 from plait.lang.spans.call_progress import ShownToken, progress_of
 from plait.runtime.errors import PlaitError
@@ -102,6 +102,9 @@ def _parts_of(segment: Segment) -> Iterator[Part]:
             yield from _parts_of(part)
         if isinstance(segment, Samples):
             yield Part("known", f" (sample 1 of {len(segment.parts)})")
+    elif isinstance(segment, AssignedValue):
+        value = segment.value()
+        yield Part("known", value if isinstance(value, str) else repr(value))  # str of a state would wait for its text
     elif not all(call.done() for call in segment.calls()):
         yield Part("pending")
     else:

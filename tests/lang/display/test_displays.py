@@ -166,6 +166,23 @@ def test_lists_and_their_parts_are_tables(backend):
     assert len(many.texts["tr"]) == 201 and "and 3 more" in many.body()
 
 
+def test_values_that_a_program_set_are_shown_without_waiting(backend):
+    class Slow:
+        """As a state that still runs: its text is not there, its repr is."""
+
+        def __str__(self):
+            pytest.fail("this would wait")
+
+        def __repr__(self):
+            return "<slow>"
+
+    @plait.function
+    def keep(s):
+        s["text"], s["number"], s["slow"] = "a 'b'", 2, Slow()
+
+    assert Display(keep.run_batch([{}])._repr_html_()).texts["pre"] == ["\na 'b'", "\n2", "\n<slow>"]
+
+
 def test_long_values_of_a_table_are_cut(backend):
     @plait.function
     def write(s):
