@@ -1,11 +1,11 @@
 // Markdown as a tree of plain objects { tag, attrs, children }; a child is such an object or a text. HTML stays text.
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/;
+const FENCE = /^ {0,3}(`{3,}|~{3,})(?=[^`]*$)\s*(\S*)/;
 const HEADING = /^ {0,3}(#{1,6})(\s.*)?$/;
 const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:([ \t]+)(.*))?$/;
-const DELIMITERS = /^[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+const DELIMITERS = /^\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?$/;
 const PLAIN = /[^\\`*_~[!<h\n]+/y;
 const ANGLE_LINK = /<(https?:[^\s<>]{1,2000})>/y;
 const BARE_LINK = /https?:\/\/[^\s<>"'`]{1,2000}/y;
@@ -141,7 +141,7 @@ function paragraphAt(lines, i, depth) {
 
 function isTable(lines, i) {
   const rule = lines[i + 1];
-  if (rule === undefined || !lines[i].includes("|") || !rule.includes("|") || !DELIMITERS.test(rule)) return false;
+  if (rule === undefined || !lines[i].includes("|") || !rule.includes("|") || !DELIMITERS.test(rule.trim())) return false;
   return cells(lines[i]).length === cells(rule).length;
 }
 

@@ -59,6 +59,8 @@ const random = seeded(7);
 const textOf = (length) => Array.from({ length }, () => PIECES[Math.floor(random() * PIECES.length)]).join("");
 for (let i = 0; i < 1500; i += 1) nodesOf(textOf(30)).forEach(check);
 for (const piece of ["> ", "- ", "[", "*a ", "**a", "_", "`a``b", "[x](", "![", "<", "| ", "[x](https://a"]) nodesOf(piece.repeat(4000)).forEach(check);
+const spaces = " ".repeat(400_000);
+for (const text of [`\`\`\`${spaces}\``, `a|b\n${spaces}x|`]) nodesOf(text).forEach(check);
 nodesOf(Array.from({ length: 500 }, (_, depth) => `${" ".repeat(2 * depth)}- a`).join("\n")).forEach(check);
 
 // Text in pieces shows what the whole text shows.
