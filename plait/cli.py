@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     talk.add_argument("--system", metavar="TEXT", help="the system message")
     talk.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0: greedy")
     talk.add_argument("--max-tokens", type=int, default=512, metavar="N", help="of an answer; default: 512")
-    talk.add_argument("-p", "--prompt", metavar="TEXT", help="print the answer to TEXT alone; -: to the whole input")
+    talk.add_argument("-p", "--prompt", metavar="TEXT", help="answer TEXT, not the input, and end; -: the input")
     talk.add_argument("--no-history", action="store_true", help="keep no history of the lines typed")
     talk.set_defaults(command=_chat)
 

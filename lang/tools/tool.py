@@ -134,5 +134,5 @@ def _encode_unknown(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)  # a Pydantic model
     text = dump(mode="json") if callable(dump) else str(value)
     if isinstance(text, str) and " at 0x" in text:
-        raise TypeError(f"the result holds a {type(value).__name__}, which has no text; text or data is needed")
+        raise TypeError(f"the result holds a value of type {type(value).__name__}, which is no text or data")
     return text

@@ -10,6 +10,7 @@ const MAX_GAP_S = 5; // between two polls; a longer one is no rate of this momen
 const byId = (id) => document.getElementById(id);
 const integer = new Intl.NumberFormat("en");
 const percent = (part, all) => (100 * part) / Math.max(1, all);
+const rounded = (part, all) => `${Math.round(percent(part, all))}%`;
 
 export function startLive(onStatus, onFailure) {
   const generated = new Chart(byId("generated"), { title: "Generated", unit: "tokens per second", names: ["sampled", "forced"], seconds: SECONDS });
@@ -33,8 +34,8 @@ export function startLive(onStatus, onFailure) {
 
   function numbers(runtime) {
     if (!runtime) return ["–", "–"];
-    const hits = runtime.prompt_tokens ? `${Math.round((100 * runtime.cached_tokens) / runtime.prompt_tokens)}%` : "–";
-    return [hits, `${Math.round((100 * runtime.used_pages) / Math.max(1, runtime.total_pages))}%`];
+    const hits = runtime.prompt_tokens ? rounded(runtime.cached_tokens, runtime.prompt_tokens) : "–";
+    return [hits, rounded(runtime.used_pages, runtime.total_pages)];
   }
 
   function listModels(models) {
@@ -70,7 +71,7 @@ export function startLive(onStatus, onFailure) {
     byId("rate").textContent = integer.format(Math.round(rates ? rates.sampled_tokens + rates.forced_tokens : 0));
     byId("forced").textContent = `${integer.format(counts.forced_tokens)} of ${integer.format(tokens)} forced so far`;
     if (counts.prompt_tokens) {
-      byId("hits").textContent = `${Math.round((100 * counts.cached_tokens) / counts.prompt_tokens)}%`;
+      byId("hits").textContent = rounded(counts.cached_tokens, counts.prompt_tokens);
       byId("hit-tokens").textContent = `${integer.format(counts.cached_tokens)} of ${integer.format(counts.prompt_tokens)} prompt tokens`;
     }
     const used = percent(counts.used_pages, counts.total_pages);

@@ -335,7 +335,7 @@ class Picture:
     ("value", "error"),
     [
         (b"\x89PNG", "TypeError: the result is bytes, which the model cannot read; text or data is needed"),
-        ([Picture()], "TypeError: the result holds a Picture, which has no text; text or data is needed"),
+        ([Picture()], "TypeError: the result holds a value of type Picture, which is no text or data"),
         ("\ud83d", "UnicodeEncodeError: "),
         ("long " * 300_000, "ValueError: the result is too long: 1,500,000 tokens, and "),
     ],
