@@ -333,8 +333,13 @@ class _Rewriter:
     def _pattern_properties(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
         """Rewrites patternProperties to disjoint patterns, anchored at both ends.
 
-        The schemas of patterns that match a name in `properties` are added to that property instead.
+        The schemas of patterns that match a name in `properties` are added to that property instead. Patterns of a few
+        names become such names: where all of them were listed, here or beside, llguidance would expect another one.
         """
+        listed = list_finite_names(schema)
+        if listed is not None:
+            self._object_and_array_parts(listed, out, at)
+            return
         rewritten: dict[str, Schema] = {}
         try:
             check_complements(schema)
@@ -348,14 +353,7 @@ class _Rewriter:
                 inner != other_inner and not are_disjoint(pattern[4:-2], other_pattern[4:-2])
                 for (pattern, inner), (other_pattern, other_inner) in combinations(rewritten.items(), 2)
             ):
-                try:
-                    rewritten = separate_patterns(rewritten)
-                except GrammarError:
-                    listed = list_finite_names(schema)
-                    if listed is None:
-                        raise
-                    self._object_and_array_parts(listed, out, at)
-                    return
+                rewritten = separate_patterns(rewritten)
         except (GrammarError, UnsupportedKeywords) as error:
             if isinstance(error, GrammarError) and isinstance(error.where, str):
                 raise

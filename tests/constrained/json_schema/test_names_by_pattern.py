@@ -108,3 +108,29 @@ def test_names_that_one_pattern_excludes_may_have_any_value() -> None:
     assert accepts(grammar, '{"b\\n":1}') and grammar.warnings
     beside = {"allOf": [{k: v for k, v in schema.items() if k != "properties"}], "unevaluatedProperties": False}
     assert not accepts(grammar_of(beside), '{"pat":1}') and accepts(grammar_of(beside), '{"b":1}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"c": {}, "d": {}}, "patternProperties": {"^[cd]$": {"type": "integer"}}},
+        {"properties": {"c": {}}, "patternProperties": {"^[cd]$": {"type": "integer"}}, "allOf": [{"required": ["d"]}]},
+        {"patternProperties": {"^[cd]$": {"type": "integer"}}, "allOf": [{"properties": {"c": {}, "d": {}}}]},
+        {"patternProperties": {"^(c|d)$": {"type": "integer"}}, "anyOf": [{"properties": {"d": {}, "c": {}}}]},
+        {"properties": {"c": {}, "d": {}}, "propertyNames": {"enum": ["c", "d"]}},
+        {"properties": {"c": {}}, "propertyNames": {"pattern": "^[cd]$"}, "allOf": [{"properties": {"d": {}}}]},
+    ],
+)
+def test_behind_all_names_of_a_pattern_comes_no_other(schema: dict[str, Any]) -> None:
+    schema = {"type": "object", "additionalProperties": False} | schema
+    if "propertyNames" in schema:
+        del schema["additionalProperties"]
+    ends = 0
+    for names in ("cd", "dc", "d"):
+        matcher = grammar_of(schema).matcher()
+        text = "{" + ",".join(f'"{name}":1' for name in names)
+        if all(matcher.accept(1 + byte) for byte in text.encode()):
+            ends += 1
+            matcher.accept(1 + ord(","))
+            assert matcher.completion(40) is not None
+    assert ends >= 2

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from plait.constrained.dfa.token_dfa import DfaTooLarge
 from plait.constrained.json_schema.rewrite.patterns.conversion import ANY, ecma_to_plain_pattern
+from plait.constrained.regex.automaton_writer import NO_TEXT
 from plait.constrained.regex.python_syntax import parse_regex
 from plait.constrained.regex.small_dfa import build_small_dfa
 from plait.constrained.specs import GrammarError
@@ -105,9 +106,11 @@ def _byte_automaton(plain: str) -> tuple[Int32Array, NDArray[np.bool_]]:
 def finite_texts(plain: str, limit: int = 24) -> list[str] | None:
     """Returns the texts that a plain pattern matches, if there are at most `limit`; else None.
 
-    >>> finite_texts("a(?:b|c){0,1}"), finite_texts("a{0,}")
-    (['a', 'ab', 'ac'], None)
+    >>> finite_texts("a(?:b|c){0,1}"), finite_texts("a{0,}"), finite_texts(NO_TEXT)
+    (['a', 'ab', 'ac'], None, [])
     """
+    if plain == NO_TEXT:
+        return []
     try:
         found = _texts_of(list(parse_regex(plain)), limit)
     except (re.error, RecursionError, OverflowError):
