@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.kernels.cpu import llvm
 from plait.kernels.cpu.attention.workspace import float32_array, int64_array
 from plait.kernels.cpu.compiler.functions import KernelModule
+from plait.kernels.cpu.compiler.intrinsics import Int, Known, intrinsic, intrinsic_if
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.compiler.values import CompileError
 from plait.kernels.cpu.vector_ops import address_of
@@ -231,7 +233,35 @@ def unassigned(out, x, y):
         later = x  # noqa: F841
 
 
+@intrinsic
+def stored(b: Any, address: Int, number: Known) -> None:
+    b.store(llvm.I64(number), llvm.pointer_at(b, address, llvm.I64))
+
+
+@intrinsic_if(False)
+def stored_elsewhere(b: Any, address: Int) -> None:
+    raise AssertionError("this processor has no such instruction")
+
+
+def known_integer(out, x, y):
+    stored(address_of(out), 7)
+    stored_elsewhere(address_of(out))
+
+
+def unknown_integer(out, x, y):
+    stored(address_of(out), x)
+
+
+def address_of_a_number(out, x, y):
+    out[0] = address_of(x)
+
+
+def missing_argument(out, x, y):
+    stored(x)
+
+
 REFUSED = [
+    unknown_integer, address_of_a_number, missing_argument,
     int_becomes_float, item_of_unknown_index, negative_index, two_results, calls_itself, python_function, comprehension,
     true_quotient, unassigned,
 ]  # fmt: skip
@@ -254,6 +284,12 @@ def test_intrinsics_take_arrays() -> None:
     out = np.zeros(SIZE, np.int64)
     compiled(literal_and_address, int64_array)(out.ctypes.data, 0, 0)
     assert out[4] == 42 and out.sum() == 42
+
+
+def test_intrinsics_take_known_integers_and_are_empty_without_their_instructions() -> None:
+    out = np.zeros(SIZE, np.int64)
+    compiled(known_integer, int64_array)(out.ctypes.data, 0, 0)
+    assert out[0] == 7 and out.sum() == 7
 
 
 def test_a_kernel_has_no_result() -> None:
