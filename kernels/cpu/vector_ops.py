@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.compiler.intrinsics import ArrayPointer, Float32, Int, Known, intrinsic
+from plait.kernels.cpu.compiler.intrinsics import ArrayPointer, Float32, Int, OneOf, intrinsic
 
 SILU, GELU = 0, 1  # activations of SwiGLU and GEGLU (tanh approximation), Shazeer 2020
+Activation = Annotated[int, OneOf((SILU, GELU))]
 
 
 @intrinsic
@@ -109,16 +110,16 @@ def quantize_block(b: Any, x: Int, quants: Int, scale: Int, sum: Int, half_sums:
 
 @intrinsic
 def glu_quantize_block(
-    b: Any, kind: Known, gate: Int, up: Int, quants: Int, scale: Int, sum: Int, half_sums: Int
+    b: Any, kind: Activation, gate: Int, up: Int, quants: Int, scale: Int, sum: Int, half_sums: Int
 ) -> None:
-    """Quantizes 32 values of activation(gate) * up, as `quantize_block` does; `kind` is a literal."""
+    """Quantizes 32 values of activation(gate) * up, as `quantize_block` does."""
     places = quants, scale, sum, half_sums
     pairs = [[v.load(b, address, v.F32X16, 64 * i) for address in (gate, up)] for i in range(2)]
     _quantize(b, [_glu(b, kind, *pair) for pair in pairs], *places)
 
 
 @intrinsic
-def glu_x4_to_bf16(b: Any, kind: Known, pairs: Int, out: Int) -> None:
+def glu_x4_to_bf16(b: Any, kind: Activation, pairs: Int, out: Int) -> None:
     """Computes activation(gate) * up of 4 rows of 16 gates and 16 ups, to 4 rows of 16 bfloat16, 64 bytes apart."""
     for row in range(4):
         gate, up = (v.load(b, pairs, v.F32X16, 128 * row + 64 * i) for i in range(2))

@@ -6,14 +6,15 @@ Of 4 positions, the lanes of the first come first: element 4 * position + lane.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.attention.kv_layout import KV_BLOCK, TRANSPOSE_4X4, shuffled
-from plait.kernels.cpu.compiler.intrinsics import Int, Known, intrinsic
+from plait.kernels.cpu.attention.kv_layout import KV_BLOCK, LANES, NARROW_LANES, TRANSPOSE_4X4, shuffled
+from plait.kernels.cpu.compiler.intrinsics import Int, OneOf, intrinsic
 
+Lanes = Annotated[int, OneOf((LANES, NARROW_LANES))]
 MASKED_SCORE = -1e30  # the score of a masked position
 
 
@@ -93,7 +94,7 @@ def _begin_positions(vectors: LaneVectors, arguments: Sequence[Any], carried: Se
 
 
 @intrinsic
-def apply_mask(b: Any, lanes: Known, scores: Int, base: Int, kv_begins: Int, kv_ends: Int) -> None:
+def apply_mask(b: Any, lanes: Lanes, scores: Int, base: Int, kv_begins: Int, kv_ends: Int) -> None:
     """Masks scores [64, lanes] of positions from `base` on, outside each lane's [kv_begins, kv_ends), int32 [lanes].
 
     `lanes` is 4 or 16.
@@ -106,7 +107,7 @@ def apply_mask(b: Any, lanes: Known, scores: Int, base: Int, kv_begins: Int, kv_
 
 
 @intrinsic
-def largest_visible(b: Any, lanes: Known, numbers: Int, base: Int, kv_begins: Int, kv_ends: Int, out: Int) -> None:
+def largest_visible(b: Any, lanes: Lanes, numbers: Int, base: Int, kv_begins: Int, kv_ends: Int, out: Int) -> None:
     """Writes the largest of float32 [64] at the positions that each lane sees (`apply_mask`) to `out` [lanes].
 
     The numbers are >= 0; a NaN counts as the largest.

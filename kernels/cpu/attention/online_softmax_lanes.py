@@ -13,16 +13,16 @@ from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, NARROW_LANES, shuffled
-from plait.kernels.cpu.attention.lane_vectors import MASKED_SCORE, LaneVectors, ProbsWriter
+from plait.kernels.cpu.attention.lane_vectors import MASKED_SCORE, Lanes, LaneVectors, ProbsWriter
 from plait.kernels.cpu.attention.online_softmax import rescale, rounded_bits, update_max
 from plait.kernels.cpu.attention.products import int8_vnni_kernel
-from plait.kernels.cpu.compiler.intrinsics import Float32, Int, Known, intrinsic, intrinsic_if
+from plait.kernels.cpu.compiler.intrinsics import Float32, Int, intrinsic, intrinsic_if
 
 
 @intrinsic
 def update_bf16(
     b: Any,
-    lanes: Known,
+    lanes: Lanes,
     scores: Int,
     chunks: Int,
     scale: Float32,
@@ -47,7 +47,7 @@ def update_bf16(
 @intrinsic_if(int8_vnni_kernel.HAS_VNNI)
 def update_int8(
     b: Any,
-    lanes: Known,
+    lanes: Lanes,
     scores: Int,
     chunks: Int,
     scale: Float32,

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.compiler import arrays, operators
 from plait.kernels.cpu.compiler.arrays import Slice
-from plait.kernels.cpu.compiler.intrinsics import Intrinsic, Passing, carray
+from plait.kernels.cpu.compiler.intrinsics import Intrinsic, OneOf, Passing, carray
 from plait.kernels.cpu.compiler.sources import outer_name
 from plait.kernels.cpu.compiler.values import (
     BOOL,
@@ -259,16 +260,35 @@ def _call_intrinsic(b: Any, intrinsic: Intrinsic, arguments: list[Any]) -> Any:
     if len(kinds) != len(arguments):
         raise CompileError(f"{intrinsic.__name__} takes {len(kinds)} arguments")
     passed = [_passed(b, kind, argument) for kind, argument in zip(kinds, arguments, strict=True)]
-    generated = intrinsic.generate(b, *passed) if intrinsic.when else None
+    if not intrinsic.when:
+        return None
+    for place, kind in enumerate(kinds):
+        if isinstance(kind, OneOf) and not isinstance(passed[place], int):
+            return _choose(b, intrinsic, passed, place, kind.values)
+    generated = intrinsic.generate(b, *passed)
     return number(result, generated) if isinstance(result, Number) else generated
+
+
+def _choose(b: Any, intrinsic: Intrinsic, passed: list[Any], place: int, values: tuple[int, ...]) -> None:
+    """Generates an intrinsic's code for each value that the argument at `place` may have."""
+    after = b.append_basic_block("after")
+    for value in values:
+        chosen, other = b.append_basic_block("chosen"), b.append_basic_block("other")
+        b.cbranch(b.icmp_signed("==", passed[place], v.I64(value)), chosen, other)
+        b.position_at_end(chosen)
+        intrinsic.generate(b, *passed[:place], value, *passed[place + 1 :])
+        b.branch(after)
+        b.position_at_end(other)
+    b.unreachable()
+    b.position_at_end(after)
 
 
 def _passed(b: Any, kind: Any, argument: Any) -> Any:
     """Returns an argument as an intrinsic with such a parameter takes it."""
-    if kind is Passing.KNOWN:
-        if not isinstance(argument, int):
-            raise CompileError("an integer that is known is needed")
-        return argument
+    if isinstance(kind, OneOf):
+        if isinstance(argument, int) and argument not in kind.values:
+            raise CompileError(f"{argument} is not one of {kind.values}")
+        return argument if isinstance(argument, int) else convert(b, argument, INT).number
     value = as_value(argument)
     if kind is Passing.ARRAY:
         if not isinstance(value.kind, Array):

@@ -4,8 +4,9 @@
 def copy_floats(b: Any, address: Int, out: Int, count: Int) -> None: ...
 
 `b` is the builder of the calling function. The other parameters are annotated with what they take: a number, as an LLVM
-value of that type (Int, Float32), an integer that the kernel knows (Known), integers of a tuple (Ints), or the pointer
-of an array (ArrayPointer). The result is a number (Int, Bool, Float32), nothing, or what only `carray` takes (Any).
+value of that type (Int, Float32), one of a few integers (Annotated[int, OneOf]), integers of a tuple (Ints), or the
+pointer of an array (ArrayPointer). The result is a number (Int, Bool, Float32), nothing, or what only `carray` takes
+(Any).
 """
 
 from __future__ import annotations
@@ -13,15 +14,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import cached_property
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from plait.kernels.cpu.compiler.values import BOOL, FLOAT32, INT, Number
+
+
+class OneOf(NamedTuple):
+    """One of a few integers, which reaches an intrinsic as Python's number.
+
+    For a number that the kernel does not know, code is generated for each of them, and a choice among it.
+    """
+
+    values: tuple[int, ...]
 
 
 class Passing(Enum):
     """How an argument that is no number reaches an intrinsic."""
 
-    KNOWN = auto()
     INTS = auto()
     ARRAY = auto()
 
@@ -29,7 +38,6 @@ class Passing(Enum):
 Int = Annotated[Any, INT]
 Bool = Annotated[Any, BOOL]
 Float32 = Annotated[Any, FLOAT32]
-Known = Annotated[int, Passing.KNOWN]
 Ints = Annotated[tuple[Any, ...], Passing.INTS]
 ArrayPointer = Annotated[Any, Passing.ARRAY]
 
@@ -42,7 +50,7 @@ class Intrinsic:
         self.__name__, self.__doc__, self.__module__ = generate.__name__, generate.__doc__, generate.__module__
 
     @cached_property
-    def kinds(self) -> dict[str, Number | Passing | None]:
+    def kinds(self) -> dict[str, Number | OneOf | Passing | None]:
         """What each parameter takes, and "return": the type of the result; None if it is no number."""
         hints = get_type_hints(self.generate, include_extras=True)
         kinds = {name: getattr(hint, "__metadata__", (None,))[0] for name, hint in hints.items()}

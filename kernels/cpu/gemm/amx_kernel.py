@@ -10,37 +10,38 @@ order, so a row has the same bits in any batch; storing sums in memory between t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.amx import HAS_AMX, TILE_ROWS
-from plait.kernels.cpu.compiler.intrinsics import Int, Known, intrinsic_if
+from plait.kernels.cpu.compiler.intrinsics import Int, OneOf, intrinsic_if
 from plait.kernels.cpu.gemm.layouts import HALF_TILE
 
 TILE_BYTES = TILE_ROWS * 64  # bytes of a matrix register
 PANEL_BYTES = 2 * TILE_BYTES  # bytes of one block of a panel: 32 inputs, 32 outputs
 RESULT_BYTES = 4 * TILE_BYTES  # bytes of 32 rows and 32 columns of float32
+Tiles = Annotated[int, OneOf((2, 1))]  # of 16 rows
 VOID = ir.VoidType()
 LEFT, RIGHT = (4, 5), (6, 7)  # matrix registers; 0 to 3 hold sums
 
 
 @intrinsic_if(HAS_AMX)
-def zero_accumulators(b: Any, count: Known) -> None:
+def zero_accumulators(b: Any, count: Tiles) -> None:
     """Clears the accumulators of `count` (1 or 2) times 16 rows."""
     for i in range(2 * count):
         v.call_intrinsic(b, "llvm.x86.tilezero", VOID, [v.I8(i)])
 
 
 @intrinsic_if(HAS_AMX)
-def load_accumulators(b: Any, count: Known, address: Int, stride: Int) -> None:
+def load_accumulators(b: Any, count: Tiles, address: Int, stride: Int) -> None:
     """Loads the accumulators that `store_accumulators` wrote."""
     _move_accumulators(b, "llvm.x86.tileloadd64", count, address, stride)
 
 
 @intrinsic_if(HAS_AMX)
-def store_accumulators(b: Any, count: Known, address: Int, stride: Int) -> None:
+def store_accumulators(b: Any, count: Tiles, address: Int, stride: Int) -> None:
     """Writes the accumulators, float32 [16 * count, 32], in rows of `stride` bytes."""
     _move_accumulators(b, "llvm.x86.tilestored64", count, address, stride)
 
@@ -53,7 +54,7 @@ def _move_accumulators(b: Any, instruction: str, count: int, address: Any, strid
 
 
 @intrinsic_if(HAS_AMX)
-def multiply_block(b: Any, count: Known, x: Int, x_stride: Int, panel: Int) -> None:
+def multiply_block(b: Any, count: Tiles, x: Int, x_stride: Int, panel: Int) -> None:
     """Adds the products of bfloat16 tiles [count, 16 rows, 32], `x_stride` bytes apart, with one block of a panel."""
     generate_multiply_block(b, count, x, x_stride, panel)
 

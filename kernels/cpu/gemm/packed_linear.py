@@ -199,7 +199,4 @@ def _glu_block(activation: int, pair: int, out: QuantizedActivations, row: int, 
     index, up = row * out.scales.shape[1] + block, pair + 4 * TILE_OUTPUTS
     quants, scale = address_of(out.quants) + TILE_OUTPUTS * index, address_of(out.scales) + 4 * index
     block_sum, half_sums = address_of(out.block_sums) + 4 * index, address_of(out.half_sums) + 4 * index
-    if activation == vector_ops.SILU:
-        vector_ops.glu_quantize_block(0, pair, up, quants, scale, block_sum, half_sums)
-    else:
-        vector_ops.glu_quantize_block(1, pair, up, quants, scale, block_sum, half_sums)
+    vector_ops.glu_quantize_block(activation, pair, up, quants, scale, block_sum, half_sums)

@@ -11,12 +11,13 @@ order, then both sums together, then the sum so far.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
-from plait.kernels.cpu.compiler.intrinsics import Int, Known, intrinsic
+from plait.kernels.cpu.compiler.intrinsics import Int, OneOf, intrinsic
 
+FewLanes = Annotated[int, OneOf((3, 2, 1))]
 ROW_BYTES = 4 * KV_BLOCK  # bytes of a row of keys, and of a lane's scores
 PAIRS = 16  # pairs of channels, or of positions, that are summed before they are added to the result
 
@@ -33,7 +34,7 @@ def transpose_keys(b: Any, addresses: Int, offset: Int, out: Int) -> None:
 
 
 @intrinsic
-def compute_qk(b: Any, lanes: Known, queries: Int, keys: Int, head_dim: Int, out: Int) -> None:
+def compute_qk(b: Any, lanes: FewLanes, queries: Int, keys: Int, head_dim: Int, out: Int) -> None:
     """Computes the scores of 1 to 3 queries [lanes, D] and all 64 keys, `out` [lanes, 64]."""
     for i in range(4 * lanes):
         v.store(b, v.constant(v.F32X16, 0.0), out, 64 * i)
@@ -67,7 +68,9 @@ def round_to_bf16(b: Any, address: Int, out: Int, count: Int) -> None:
 
 
 @intrinsic
-def accumulate_pv(b: Any, lanes: Known, probs: Int, values: Int, head_dim: Int, pairs: Int, accumulators: Int) -> None:
+def accumulate_pv(
+    b: Any, lanes: FewLanes, probs: Int, values: Int, head_dim: Int, pairs: Int, accumulators: Int
+) -> None:
     """Adds 2 * pairs <= 32 values, weighted by probabilities [lanes, 64], to 32 channels of accumulators [lanes, D]."""
     stride = b.shl(head_dim, v.I64(2))
     rows = [b.add(accumulators, b.mul(stride, v.I64(lane))) for lane in range(lanes)]

@@ -22,8 +22,8 @@ from llvmlite import ir
 from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, LANES, NARROW_LANES, shuffled
-from plait.kernels.cpu.attention.lane_vectors import LaneVectors, ProbsWriter, larger_bits, sum_partial_sums
-from plait.kernels.cpu.compiler.intrinsics import Int, Known, intrinsic, intrinsic_if
+from plait.kernels.cpu.attention.lane_vectors import Lanes, LaneVectors, ProbsWriter, larger_bits, sum_partial_sums
+from plait.kernels.cpu.compiler.intrinsics import Int, intrinsic, intrinsic_if
 
 HAS_VNNI = isa.has_features("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 UNROLL = 8  # positions whose sums are in registers at once
@@ -115,7 +115,7 @@ def interleave_values(b: Any, values: Int, stride: Int, head_dim: Int, quads: In
 @intrinsic_if(HAS_VNNI)
 def compute_qk(
     b: Any,
-    lanes: Known,
+    lanes: Lanes,
     queries: Int,
     query_stride: Int,
     head_dim: Int,
@@ -228,7 +228,7 @@ def _pair_bits(b: Any, first: Any, second: Any) -> Any:
 @intrinsic_if(HAS_VNNI)
 def accumulate_pv(
     b: Any,
-    lanes: Known,
+    lanes: Lanes,
     probs: Int,
     factors: Int,
     values: Int,

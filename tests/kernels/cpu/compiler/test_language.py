@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plait.kernels.cpu import llvm
 from plait.kernels.cpu.attention.workspace import float32_array, int64_array
 from plait.kernels.cpu.compiler.functions import KernelModule
-from plait.kernels.cpu.compiler.intrinsics import Int, Known, intrinsic, intrinsic_if
+from plait.kernels.cpu.compiler.intrinsics import Int, OneOf, intrinsic, intrinsic_if
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.compiler.values import CompileError
 from plait.kernels.cpu.vector_ops import address_of
@@ -234,7 +234,7 @@ def unassigned(out, x, y):
 
 
 @intrinsic
-def stored(b: Any, address: Int, number: Known) -> None:
+def stored(b: Any, address: Int, number: Annotated[int, OneOf((7, 8, 9))]) -> None:
     b.store(llvm.I64(number), llvm.pointer_at(b, address, llvm.I64))
 
 
@@ -243,13 +243,14 @@ def stored_elsewhere(b: Any, address: Int) -> None:
     raise AssertionError("this processor has no such instruction")
 
 
-def known_integer(out, x, y):
+def one_of_a_few(out, x, y):
     stored(address_of(out), 7)
+    stored(address_of(out) + 8, x)
     stored_elsewhere(address_of(out))
 
 
-def unknown_integer(out, x, y):
-    stored(address_of(out), x)
+def another_integer(out, x, y):
+    stored(address_of(out), 6)
 
 
 def address_of_a_number(out, x, y):
@@ -261,7 +262,7 @@ def missing_argument(out, x, y):
 
 
 REFUSED = [
-    unknown_integer, address_of_a_number, missing_argument,
+    another_integer, address_of_a_number, missing_argument,
     int_becomes_float, item_of_unknown_index, negative_index, two_results, calls_itself, python_function, comprehension,
     true_quotient, unassigned,
 ]  # fmt: skip
@@ -286,10 +287,11 @@ def test_intrinsics_take_arrays() -> None:
     assert out[4] == 42 and out.sum() == 42
 
 
-def test_intrinsics_take_known_integers_and_are_empty_without_their_instructions() -> None:
+@pytest.mark.parametrize("x", [7, 8, 9])
+def test_intrinsics_take_one_of_a_few_integers_and_are_empty_without_their_instructions(x) -> None:
     out = np.zeros(SIZE, np.int64)
-    compiled(known_integer, int64_array)(out.ctypes.data, 0, 0)
-    assert out[0] == 7 and out.sum() == 7
+    compiled(one_of_a_few, int64_array)(out.ctypes.data, x, 0)
+    assert out[:2].tolist() == [7, x] and not out[2:].any()
 
 
 def test_a_kernel_has_no_result() -> None:
