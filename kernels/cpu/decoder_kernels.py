@@ -39,14 +39,7 @@ from plait.kernels.cpu.low_rank import row_updates
 from plait.kernels.cpu.low_rank.row_updates import adapted_linear
 from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv, copy_rows
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART, ThreadKernel
-from plait.kernels.cpu.parallel.threads import (
-    COUNTER_STRIDE,
-    ThreadContext,
-    barrier_wait,
-    claim_work,
-    items_per_claim,
-    mark_done,
-)
+from plait.kernels.cpu.parallel.threads import COUNTER_STRIDE, ThreadContext, items_per_claim, shared_items
 from plait.kernels.cpu.row_partition import (
     partition_activations,
     partition_batch,
@@ -299,23 +292,15 @@ def _run_experts(
 def _embed(ctx: ThreadContext, args: Any, weight: Any, tokens: Any, buffers: StepBuffers, updates: RowUpdates) -> None:
     """Writes the embeddings of the tokens to the residual, and zeros to `block_out`."""
     items, channels = buffers.residual.shape
-    count = items_per_claim(items, ctx)
     factor = np.float32(scalar(args, arg.EMBEDDING_SCALE))
-    while True:
-        first = claim_work(ctx.counters, 0, count)
-        if first >= items:
-            break
-        last = min(items, first + count)
-        for token in range(first, last):
-            row = address_of(buffers.residual) + 4 * token * channels
-            dequantize_row(weight, int(tokens[token]), channels // QUANT_BLOCK, row)
-            if len(updates.slots):
-                row_updates.add_to_embedding(updates, token, int(tokens[token]), row, channels // TILE_OUTPUTS)
-            for channel in range(channels):
-                buffers.residual[token, channel] *= factor
-                buffers.block_out[token, channel] = np.float32(0.0)
-        mark_done(ctx.counters, 0, last - first)
-    barrier_wait(ctx.counters, 0, items)
+    for token in shared_items(ctx, 0, items, items_per_claim(items, ctx)):
+        row = address_of(buffers.residual) + 4 * token * channels
+        dequantize_row(weight, int(tokens[token]), channels // QUANT_BLOCK, row)
+        if len(updates.slots):
+            row_updates.add_to_embedding(updates, token, int(tokens[token]), row, channels // TILE_OUTPUTS)
+        for channel in range(channels):
+            buffers.residual[token, channel] *= factor
+            buffers.block_out[token, channel] = np.float32(0.0)
 
 
 def _run_step(thread_id: int, threads: int, args: Any) -> None:

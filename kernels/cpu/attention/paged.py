@@ -34,7 +34,7 @@ from plait.kernels.cpu.attention.workspace import (
 )
 from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations
 from plait.kernels.cpu.parallel.atomics import atomic_add
-from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_work, mark_done
+from plait.kernels.cpu.parallel.threads import ThreadContext, shared_items
 
 
 class AttentionSchedule(NamedTuple):
@@ -87,10 +87,7 @@ def attend(
     items = (batch.split_starts[batch.num_tiles] if schedule.split_kv else batch.num_tiles) * items_per_tile
     if ctx.scratch:
         amx.load_tile_config(ws.tile_config)
-    while True:
-        item = claim_work(ctx.counters, phase, 1)
-        if item >= items:
-            break
+    for item in shared_items(ctx, phase, items, 1):
         split_index, first = item // items_per_tile, item % items_per_tile * schedule.kv_heads_per_item
         tile = _tile_of(split_index, batch) if schedule.split_kv else split_index
         all_heads = _slice_tile(batch, tile, heads, first, min(heads.num_kv_heads, first + schedule.kv_heads_per_item))
@@ -103,10 +100,8 @@ def attend(
                 _attend_all_splits(tile, tile_slice, qkv, cache, heads, batch, schedule.isa, ws, out)
         if schedule.split_kv:
             _merge_if_last(tile * items_per_tile + item % items_per_tile, tile, all_heads, heads, batch, schedule, out)
-        mark_done(ctx.counters, phase, 1)
     if ctx.scratch:
         amx.load_tile_config(ctx.scratch)
-    barrier_wait(ctx.counters, phase, items)
 
 
 def _tile_of(split_index: int, batch: AttentionBatch) -> Any:

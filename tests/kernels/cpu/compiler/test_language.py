@@ -94,6 +94,33 @@ def first_multiple(start, factor):
     return start, False
 
 
+def steps(first, end, step):
+    while True:
+        if first >= end:
+            break
+        for i in range(first, first + 2):  # noqa: UP028, compiled code knows no `yield from`
+            yield i
+        first += step
+
+
+def pairs(end):
+    for i in steps(0, end, 3):
+        yield i, end - i
+
+
+def generators(out, x, y):
+    i = 0
+    for i in steps(x % 3, 8, 3):
+        if i == 4:
+            continue
+        out[i] = i * y
+        i = 20
+    for i, rest in pairs(y % 5):
+        for j in steps(0, 2, 1):
+            out[i + 12] += rest + j
+    out[23] = i
+
+
 def records(out, x, y):
     pair = Pair(x, y)
     nested = Nested(pair, out[4:])
@@ -129,7 +156,7 @@ def slices(out, x, y):
     matrix[3, 2:4][1] = 11
 
 
-FUNCTIONS = [divisions, choices, loops, records, slices]
+FUNCTIONS = [divisions, choices, loops, generators, records, slices]
 COMPILED: dict[Any, Any] = {}
 NUMBERS = st.integers(-300, 300)
 
@@ -257,12 +284,34 @@ def address_of_a_number(out, x, y):
     out[0] = address_of(x)
 
 
+def left_generator(out, x, y):
+    for i in steps(0, x, 1):
+        if i:
+            break
+
+
+def returning():
+    yield 1
+    return
+
+
+def generator_with_return(out, x, y):
+    for i in returning():
+        out[i] = 1
+
+
+def generator_without_argument(out, x, y):
+    for i in steps(x, y):
+        out[i] = 1
+
+
 def missing_argument(out, x, y):
     stored(x)
 
 
 REFUSED = [
-    another_integer, address_of_a_number, missing_argument,
+    another_integer, address_of_a_number, missing_argument, left_generator, generator_with_return,
+    generator_without_argument,
     int_becomes_float, item_of_unknown_index, negative_index, two_results, calls_itself, python_function, comprehension,
     true_quotient, unassigned,
 ]  # fmt: skip
