@@ -11,8 +11,8 @@ import numpy as np
 
 from plait.kernels.cpu import amx, kernel_types
 from plait.kernels.cpu import decoder_args as arg
-from plait.kernels.cpu.attention.paged import AttentionSchedule, attend, choose_schedule
-from plait.kernels.cpu.attention.tiling import build_tiles, count_splits
+from plait.kernels.cpu.attention.paged import attend, choose_schedule
+from plait.kernels.cpu.attention.tiling import AttentionSchedule, build_tiles, count_splits
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.decoder_args import PHASES_PER_LAYER, activations_at, num_phases, thread_context
 from plait.kernels.cpu.gemm import experts as moe
