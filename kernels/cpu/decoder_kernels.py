@@ -303,8 +303,9 @@ def _embed(ctx: ThreadContext, args: Any, weight: Any, tokens: Any, buffers: Ste
             buffers.block_out[token, channel] = np.float32(0.0)
 
 
-def _run_step(thread_id: int, threads: int, args: Any) -> None:
-    """Runs one thread's part of `forward`."""
+def run_forward(thread_id: int, threads: int, address: int) -> None:
+    """Runs one thread's part of the step that the arguments describe, and writes the hidden states to NORMED."""
+    args = args_at(address, arg.ENTRIES)
     if thread_id == SERIAL_PART:
         _schedule_attention(args, threads)
         return
@@ -314,11 +315,6 @@ def _run_step(thread_id: int, threads: int, args: Any) -> None:
     _run_thread(ctx, args)
     if ctx.scratch:
         amx.release_tiles()
-
-
-def run_forward(thread_id: int, threads: int, address: int) -> None:
-    """Runs the step that the arguments describe and writes the hidden states to NORMED."""
-    _run_step(thread_id, threads, args_at(address, arg.ENTRIES))
 
 
 # The kernels that Python calls. The caller sets their counters to zero.

@@ -32,13 +32,9 @@ def run_compute_logits(thread_id: int, threads: int, address: int) -> None:
 
     Padding is not searched. The product is in bfloat16 if HEAD_ACTIVATIONS has memory for it.
     """
-    _run_head(thread_id, threads, args_at(address, arg.HEAD_ENTRIES))
-
-
-def _run_head(thread_id: int, threads: int, args: Any) -> None:
-    """Runs one thread's part of `compute_logits`."""
     if thread_id == SERIAL_PART:
         return
+    args = args_at(address, arg.HEAD_ENTRIES)
     ctx = thread_context(thread_id, threads, args, arg.HEAD_COUNTERS, arg.HEAD_AMX_SCRATCH)
     if ctx.scratch:
         amx.load_tile_config(ctx.scratch)
