@@ -18,8 +18,7 @@ from llvmlite import ir
 
 from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.compiler.intrinsics import intrinsic
+from plait.kernels.cpu.compiler.intrinsics import Int, intrinsic_if
 from plait.kernels.cpu.kernel_args import CACHE_LINE, aligned_zeros
 
 TILE_ROWS = 16  # rows of a matrix register
@@ -49,25 +48,13 @@ def pack_tile_config(row_bytes: Sequence[int], rows: Sequence[int]) -> bytes:
     return struct.pack("<2B14x16H16B", 1, 0, *row_bytes, *[0] * 8, *rows, *[0] * 8)
 
 
-@intrinsic
-def load_tile_config(context: Any, config: Any) -> Any:
+@intrinsic_if(HAS_AMX)
+def load_tile_config(b: Any, config: Int) -> None:
     """Sets the shapes of this thread's matrix registers from the 64 bytes at an address."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if HAS_AMX:
-            v.call_intrinsic(b, "llvm.x86.ldtilecfg", ir.VoidType(), [v.pointer_at(b, values[0], v.I8)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
+    v.call_intrinsic(b, "llvm.x86.ldtilecfg", ir.VoidType(), [v.pointer_at(b, config, v.I8)])
 
 
-@intrinsic
-def release_tiles(context: Any) -> Any:
+@intrinsic_if(HAS_AMX)
+def release_tiles(b: Any) -> None:
     """Releases this thread's matrix registers, so that context switches need not save them."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if HAS_AMX:
-            v.call_intrinsic(b, "llvm.x86.tilerelease", ir.VoidType(), [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    v.call_intrinsic(b, "llvm.x86.tilerelease", ir.VoidType(), [])

@@ -11,8 +11,8 @@ import numpy as np
 
 from plait.kernels.cpu import amx, kernel_types
 from plait.kernels.cpu import decoder_args as arg
-from plait.kernels.cpu.attention.paged import AttentionSchedule, attend, choose_schedule
-from plait.kernels.cpu.attention.tiling import build_tiles, count_splits
+from plait.kernels.cpu.attention.paged import attend, choose_schedule
+from plait.kernels.cpu.attention.tiling import AttentionSchedule, build_tiles, count_splits
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.decoder_args import PHASES_PER_LAYER, activations_at, num_phases, thread_context
 from plait.kernels.cpu.gemm import experts as moe
@@ -39,14 +39,7 @@ from plait.kernels.cpu.low_rank import row_updates
 from plait.kernels.cpu.low_rank.row_updates import adapted_linear
 from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv, copy_rows
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART, ThreadKernel
-from plait.kernels.cpu.parallel.threads import (
-    COUNTER_STRIDE,
-    ThreadContext,
-    barrier_wait,
-    claim_work,
-    items_per_claim,
-    mark_done,
-)
+from plait.kernels.cpu.parallel.threads import COUNTER_STRIDE, ThreadContext, items_per_claim, shared_items
 from plait.kernels.cpu.row_partition import (
     partition_activations,
     partition_batch,
@@ -299,27 +292,20 @@ def _run_experts(
 def _embed(ctx: ThreadContext, args: Any, weight: Any, tokens: Any, buffers: StepBuffers, updates: RowUpdates) -> None:
     """Writes the embeddings of the tokens to the residual, and zeros to `block_out`."""
     items, channels = buffers.residual.shape
-    count = items_per_claim(items, ctx)
     factor = np.float32(scalar(args, arg.EMBEDDING_SCALE))
-    while True:
-        first = claim_work(ctx.counters, 0, count)
-        if first >= items:
-            break
-        last = min(items, first + count)
-        for token in range(first, last):
-            row = address_of(buffers.residual) + 4 * token * channels
-            dequantize_row(weight, int(tokens[token]), channels // QUANT_BLOCK, row)
-            if len(updates.slots):
-                row_updates.add_to_embedding(updates, token, int(tokens[token]), row, channels // TILE_OUTPUTS)
-            for channel in range(channels):
-                buffers.residual[token, channel] *= factor
-                buffers.block_out[token, channel] = np.float32(0.0)
-        mark_done(ctx.counters, 0, last - first)
-    barrier_wait(ctx.counters, 0, items)
+    for token in shared_items(ctx, 0, items, items_per_claim(items, ctx)):
+        row = address_of(buffers.residual) + 4 * token * channels
+        dequantize_row(weight, int(tokens[token]), channels // QUANT_BLOCK, row)
+        if len(updates.slots):
+            row_updates.add_to_embedding(updates, token, int(tokens[token]), row, channels // TILE_OUTPUTS)
+        for channel in range(channels):
+            buffers.residual[token, channel] *= factor
+            buffers.block_out[token, channel] = np.float32(0.0)
 
 
-def _run_step(thread_id: int, threads: int, args: Any) -> None:
-    """Runs one thread's part of `forward`."""
+def run_forward(thread_id: int, threads: int, address: int) -> None:
+    """Runs one thread's part of the step that the arguments describe, and writes the hidden states to NORMED."""
+    args = args_at(address, arg.ENTRIES)
     if thread_id == SERIAL_PART:
         _schedule_attention(args, threads)
         return
@@ -329,11 +315,6 @@ def _run_step(thread_id: int, threads: int, args: Any) -> None:
     _run_thread(ctx, args)
     if ctx.scratch:
         amx.release_tiles()
-
-
-def run_forward(thread_id: int, threads: int, address: int) -> None:
-    """Runs the step that the arguments describe and writes the hidden states to NORMED."""
-    _run_step(thread_id, threads, args_at(address, arg.ENTRIES))
 
 
 # The kernels that Python calls. The caller sets their counters to zero.

@@ -22,7 +22,7 @@ from plait.kernels.cpu.kernel_types import RowUpdates
 from plait.kernels.cpu.low_rank import row_updates
 from plait.kernels.cpu.ops import quantize_blocks
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART
-from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_work, mark_done
+from plait.kernels.cpu.parallel.threads import ThreadContext, shared_items
 from plait.kernels.cpu.row_argmax import row_argmax
 from plait.kernels.cpu.vector_ops import address_of
 
@@ -32,13 +32,9 @@ def run_compute_logits(thread_id: int, threads: int, address: int) -> None:
 
     Padding is not searched. The product is in bfloat16 if HEAD_ACTIVATIONS has memory for it.
     """
-    _run_head(thread_id, threads, args_at(address, arg.HEAD_ENTRIES))
-
-
-def _run_head(thread_id: int, threads: int, args: Any) -> None:
-    """Runs one thread's part of `compute_logits`."""
     if thread_id == SERIAL_PART:
         return
+    args = args_at(address, arg.HEAD_ENTRIES)
     ctx = thread_context(thread_id, threads, args, arg.HEAD_COUNTERS, arg.HEAD_AMX_SCRATCH)
     if ctx.scratch:
         amx.load_tile_config(ctx.scratch)
@@ -52,14 +48,9 @@ def _compute_logits(ctx: ThreadContext, args: Any) -> None:
     hidden, quantized = float32_matrix(args, arg.HEAD_IN), activations_at(args, arg.HEAD_ACTIVATIONS)
     settings = int64_matrix(args, arg.HEAD_SETTINGS)[0]
     items, channels = hidden.shape
-    while True:
-        row = claim_work(ctx.counters, arg.QUANTIZE, 1)
-        if row >= items:
-            break
+    for row in shared_items(ctx, arg.QUANTIZE, items, 1):
         blocks = channels // 32
         quantize_blocks(address_of(hidden) + 4 * row * channels, quantized, row * blocks, blocks)
-        mark_done(ctx.counters, arg.QUANTIZE, 1)
-    barrier_wait(ctx.counters, arg.QUANTIZE, items)
     layers = settings[arg.HEAD_LAYERS]
     updates = RowUpdates(
         int32_vector(args, arg.HEAD_ADAPTER_SLOTS),
@@ -81,10 +72,7 @@ def _finish_rows(ctx: ThreadContext, args: Any, outputs: int) -> None:
     cap, items = scalar(args, arg.HEAD_SOFT_CAP), len(argmax_out)
     if cap > 0:
         items = len(logits)
-    while True:
-        row = claim_work(ctx.counters, arg.FINISH, 1)
-        if row >= items:
-            break
+    for row in shared_items(ctx, arg.FINISH, items, 1):
         if cap > 0:
             address, vectors = address_of(logits) + 4 * row * logits.shape[1], logits.shape[1] // 16
             online_softmax.soft_cap(address, np.float32(1.0 / cap), np.float32(cap), vectors)
@@ -92,5 +80,3 @@ def _finish_rows(ctx: ThreadContext, args: Any, outputs: int) -> None:
             highest, index = row_argmax(logits[row, :outputs])
             argmax_out[row, 0] = highest
             argmax_out[row, 1] = index
-        mark_done(ctx.counters, arg.FINISH, 1)
-    barrier_wait(ctx.counters, arg.FINISH, items)

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.compiler.intrinsics import carray, intrinsic
+from plait.kernels.cpu.compiler.intrinsics import Int, carray, intrinsic
 
 INTS_PER_ENTRY = 3  # int64 for an array: its address, its rows, the elements of a row
 CACHE_LINE = 64  # bytes of a cache line, and of an AVX-512 vector
@@ -58,13 +57,9 @@ class KernelArgs:
 
 
 @intrinsic
-def as_pointer(context: Any, address: Any) -> Any:
+def as_pointer(b: Any, address: Int) -> Any:
     """Converts an address to the pointer that `carray` takes."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        return b.inttoptr(values[0], v.I8.as_pointer())
-
-    return types.voidptr(types.int64), generate
+    return b.inttoptr(address, v.I8.as_pointer())
 
 
 def args_at(address: int, entries: int) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from plait.kernels.cpu import vector_ops
 from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations
-from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_work, items_per_claim, mark_done
+from plait.kernels.cpu.parallel.threads import ThreadContext, items_per_claim, shared_items
 from plait.kernels.cpu.vector_ops import address_of
 
 
@@ -66,43 +66,27 @@ def add_rms_norm(
     If `post` is the address of a weight, y itself is normed first. If `weight` is 0, the sum is not normed.
     """
     items, channels = x.shape
-    count = items_per_claim(items, ctx)
-    while True:
-        first = claim_work(ctx.counters, phase, count)
-        if first >= items:
-            break
-        last = min(items, first + count)
-        for row in range(first, last):
-            x_row, y_row = address_of(x) + 4 * row * channels, address_of(y) + 4 * row * channels
-            if post:
-                rms_norm_row(y_row, post, eps, channels, y_row)
-            vector_ops.add_into(x_row, y_row, channels // 16)
-            normed_row = address_of(normed) + 4 * row * channels
-            if weight:
-                rms_norm_row(x_row, weight, eps, channels, normed_row)
-            else:
-                for channel in range(channels):
-                    normed[row, channel] = x[row, channel]
-            blocks = channels // 32
-            quantize_blocks(normed_row, out, row * blocks, blocks)
-        mark_done(ctx.counters, phase, last - first)
-    barrier_wait(ctx.counters, phase, items)
+    for row in shared_items(ctx, phase, items, items_per_claim(items, ctx)):
+        x_row, y_row = address_of(x) + 4 * row * channels, address_of(y) + 4 * row * channels
+        if post:
+            rms_norm_row(y_row, post, eps, channels, y_row)
+        vector_ops.add_into(x_row, y_row, channels // 16)
+        normed_row = address_of(normed) + 4 * row * channels
+        if weight:
+            rms_norm_row(x_row, weight, eps, channels, normed_row)
+        else:
+            for channel in range(channels):
+                normed[row, channel] = x[row, channel]
+        blocks = channels // 32
+        quantize_blocks(normed_row, out, row * blocks, blocks)
 
 
 def copy_rows(ctx: ThreadContext, phase: int, x: Any, out: Any, first_channel: int) -> None:
     """Copies x [T, C] to the channels of `out` from `first_channel` on."""
     items, channels = x.shape
-    count = items_per_claim(items, ctx)
-    while True:
-        first = claim_work(ctx.counters, phase, count)
-        if first >= items:
-            break
-        last = min(items, first + count)
-        for row in range(first, last):
-            for channel in range(channels):
-                out[row, first_channel + channel] = x[row, channel]
-        mark_done(ctx.counters, phase, last - first)
-    barrier_wait(ctx.counters, phase, items)
+    for row in shared_items(ctx, phase, items, items_per_claim(items, ctx)):
+        for channel in range(channels):
+            out[row, first_channel + channel] = x[row, channel]
 
 
 def _write_slot(x: int, heads: HeadLayout, slot: int, scales: int) -> None:
@@ -141,34 +125,25 @@ def apply_rope_and_write_kv(
     and all keys; 0 if each head is.
     """
     items, channels = qkv.shape
-    head_dim, count = heads.head_dim, items_per_claim(items, ctx)
+    head_dim = heads.head_dim
     num_rotated_heads = (heads.q_per_kv + 1) * heads.num_kv_heads
-    while True:
-        first = claim_work(ctx.counters, phase, count)
-        if first >= items:
-            break
-        last = min(items, first + count)
-        for token in range(first, last):
-            row = address_of(qkv) + 4 * token * channels
-            if bias:
-                vector_ops.add_into(row, bias, channels // 16)
-            angles = 2 * batch.positions[token] * head_dim  # bytes: a position has D / 2 float32
-            if norms and joint_norms:
-                num_heads = heads.q_per_kv * heads.num_kv_heads
-                _norm_heads(row, norms, eps, 0, num_heads * head_dim)
-                _norm_heads(row, norms, eps, num_heads * head_dim, heads.num_kv_heads * head_dim)
-            for head in range(num_rotated_heads):
-                x = row + 4 * head * head_dim
-                if norms and not joint_norms:
-                    rms_norm_row(x, norms + 4 * head * head_dim, eps, head_dim, x)
-                vector_ops.apply_rope(
-                    x, address_of(cos) + angles, address_of(sin) + angles, 2 * head_dim, head_dim // 32
-                )
-            slot = batch.write_slots[token]
-            if slot >= 0:
-                offset = int(slot) * cache.slot_bytes
-                keys = row + 4 * heads.q_per_kv * heads.num_kv_heads * head_dim
-                _write_slot(keys, heads, cache.keys + offset, cache.scales)
-                _write_slot(row + 4 * num_rotated_heads * head_dim, heads, cache.values + offset, cache.scales)
-        mark_done(ctx.counters, phase, last - first)
-    barrier_wait(ctx.counters, phase, items)
+    for token in shared_items(ctx, phase, items, items_per_claim(items, ctx)):
+        row = address_of(qkv) + 4 * token * channels
+        if bias:
+            vector_ops.add_into(row, bias, channels // 16)
+        angles = 2 * batch.positions[token] * head_dim  # bytes: a position has D / 2 float32
+        if norms and joint_norms:
+            num_heads = heads.q_per_kv * heads.num_kv_heads
+            _norm_heads(row, norms, eps, 0, num_heads * head_dim)
+            _norm_heads(row, norms, eps, num_heads * head_dim, heads.num_kv_heads * head_dim)
+        for head in range(num_rotated_heads):
+            x = row + 4 * head * head_dim
+            if norms and not joint_norms:
+                rms_norm_row(x, norms + 4 * head * head_dim, eps, head_dim, x)
+            vector_ops.apply_rope(x, address_of(cos) + angles, address_of(sin) + angles, 2 * head_dim, head_dim // 32)
+        slot = batch.write_slots[token]
+        if slot >= 0:
+            offset = int(slot) * cache.slot_bytes
+            keys = row + 4 * heads.q_per_kv * heads.num_kv_heads * head_dim
+            _write_slot(keys, heads, cache.keys + offset, cache.scales)
+            _write_slot(row + 4 * num_rotated_heads * head_dim, heads, cache.values + offset, cache.scales)

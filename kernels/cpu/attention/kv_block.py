@@ -130,37 +130,23 @@ def _update_softmax(
         largest = _mask(isa, width, scores, lane, block, ws)
     running_max, running_sum = ws.running_max + 4 * lane, ws.running_sum + 4 * lane
     accumulators = ws.accumulators + 4 * lane * ws.head_dim
-    if isa == INT8_VNNI and width == LANES:
+    if isa == INT8_VNNI:
         online_softmax_lanes.update_int8(
-            LANES, scores, chunks, scale.outer, running_max, running_sum, accumulators, parts, lanes,
+            width, scores, chunks, scale.outer, running_max, running_sum, accumulators, parts, lanes,
             ws.value_scales, largest, ws.probs, ws.prob_factors,
         )  # fmt: skip
-    elif isa == INT8_VNNI:
-        online_softmax_lanes.update_int8(
-            NARROW_LANES, scores, chunks, scale.outer, running_max, running_sum, accumulators, parts, lanes,
-            ws.value_scales, largest, ws.probs, ws.prob_factors,
-        )  # fmt: skip
-    elif width == LANES:
-        online_softmax_lanes.update_bf16(
-            LANES, scores, chunks, scale.outer, running_max, running_sum, accumulators, parts, lanes, ws.probs
-        )
     else:
         online_softmax_lanes.update_bf16(
-            NARROW_LANES, scores, chunks, scale.outer, running_max, running_sum, accumulators, parts, lanes, ws.probs
+            width, scores, chunks, scale.outer, running_max, running_sum, accumulators, parts, lanes, ws.probs
         )
 
 
 def _mask(isa: int, width: int, scores: int, lane: int, block: KvBlock, ws: AttentionWorkspace) -> Any:
     """Masks the scores that lanes do not see; returns where the largest scale is of the values that each sees."""
     kv_begins, kv_ends, largest = ws.kv_begins + 4 * lane, ws.kv_ends + 4 * lane, ws.largest_scales + 4 * LANES
-    if width == LANES:
-        lane_vectors.apply_mask(LANES, scores, block.base, kv_begins, kv_ends)
-        if isa == INT8_VNNI:
-            lane_vectors.largest_visible(LANES, ws.value_scales, block.base, kv_begins, kv_ends, largest)
-    else:
-        lane_vectors.apply_mask(NARROW_LANES, scores, block.base, kv_begins, kv_ends)
-        if isa == INT8_VNNI:
-            lane_vectors.largest_visible(NARROW_LANES, ws.value_scales, block.base, kv_begins, kv_ends, largest)
+    lane_vectors.apply_mask(width, scores, block.base, kv_begins, kv_ends)
+    if isa == INT8_VNNI:
+        lane_vectors.largest_visible(width, ws.value_scales, block.base, kv_begins, kv_ends, largest)
     return largest
 
 
@@ -168,28 +154,17 @@ def _attend_f32(first: int, last: int, block: KvBlock, scale: ScoreScale, ws: At
     """Updates up to 3 lanes at a time."""
     lane = first
     while lane < last:
-        if last - lane >= 3:
-            _attend_f32_lanes(3, lane, block, scale, ws)
-            lane += 3
-        elif last - lane == 2:
-            _attend_f32_lanes(2, lane, block, scale, ws)
-            lane += 2
-        else:
-            _attend_f32_lanes(1, lane, block, scale, ws)
-            lane += 1
+        lanes = min(3, last - lane)
+        _attend_f32_lanes(lanes, lane, block, scale, ws)
+        lane += lanes
 
 
 def _attend_f32_lanes(lanes: int, lane: int, block: KvBlock, scale: ScoreScale, ws: AttentionWorkspace) -> None:
-    """Updates 1 to 3 lanes; the kernels need that number as a literal."""
+    """Updates 1 to 3 lanes."""
     head_dim = ws.head_dim
     queries, accumulators = ws.queries + 4 * lane * head_dim, ws.accumulators + 4 * lane * head_dim
     kv_begins, kv_ends = int32_array(ws.kv_begins, ws.capacity), int32_array(ws.kv_ends, ws.capacity)
-    if lanes == 3:
-        f32_kernel.compute_qk(3, queries, ws.keys, head_dim, ws.scores)
-    elif lanes == 2:
-        f32_kernel.compute_qk(2, queries, ws.keys, head_dim, ws.scores)
-    else:
-        f32_kernel.compute_qk(1, queries, ws.keys, head_dim, ws.scores)
+    f32_kernel.compute_qk(lanes, queries, ws.keys, head_dim, ws.scores)
     if scale.inner > 0:
         online_softmax.soft_cap(ws.scores, scale.inner, np.float32(1.0), lanes * KV_BLOCK // 16)
     for i in range(lanes):
@@ -207,15 +182,6 @@ def _attend_f32_lanes(lanes: int, lane: int, block: KvBlock, scale: ScoreScale, 
         pairs = min(f32_kernel.PAIRS, (block.positions - first + 1) // 2)
         values = ws.values + 4 * first * head_dim
         for channel in range(0, 4 * head_dim, 128):
-            if lanes == 3:
-                f32_kernel.accumulate_pv(
-                    3, ws.scores + 4 * first, values + channel, head_dim, pairs, accumulators + channel
-                )
-            elif lanes == 2:
-                f32_kernel.accumulate_pv(
-                    2, ws.scores + 4 * first, values + channel, head_dim, pairs, accumulators + channel
-                )
-            else:
-                f32_kernel.accumulate_pv(
-                    1, ws.scores + 4 * first, values + channel, head_dim, pairs, accumulators + channel
-                )
+            f32_kernel.accumulate_pv(
+                lanes, ws.scores + 4 * first, values + channel, head_dim, pairs, accumulators + channel
+            )

@@ -17,8 +17,7 @@ from typing import Any
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.compiler.intrinsics import intrinsic
+from plait.kernels.cpu.compiler.intrinsics import Bool, Int, intrinsic
 
 KV_BLOCK = 64  # positions of a block, the unit that is read from the cache
 CHUNK_POSITIONS = 32  # positions whose products one matrix instruction sums
@@ -33,22 +32,16 @@ def shuffled(b: Any, x: Any, y: Any, mask: list[int]) -> Any:
 
 
 @intrinsic
-def pack_queries(context: Any, rows: Any, head_dim: Any, out: Any, out_stride: Any) -> Any:
+def pack_queries(b: Any, rows: Int, head_dim: Int, out: Int, out_stride: Int) -> None:
     """Transposes bfloat16 [16, D] to pairs of channels [D / 2, 16, 2], `out_stride` bytes from one pair to the next."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        rows, head_dim, out, out_stride = values
-        stride = b.shl(head_dim, v.I64(1))
-        loop = v.Loop(b, b.lshr(head_dim, v.I64(5)))
-        source = b.add(rows, b.shl(loop.i, v.I64(6)))
-        target = b.add(out, b.mul(loop.i, b.shl(out_stride, v.I64(4))))
-        lanes = [v.load(b, b.add(source, b.mul(stride, v.I64(i))), v.I32X16) for i in range(LANES)]
-        for i, pair in enumerate(v.transpose_16x16(b, lanes)):
-            v.store(b, pair, b.add(target, b.mul(out_stride, v.I64(i))))
-        loop.end()
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 4)), generate
+    stride = b.shl(head_dim, v.I64(1))
+    loop = v.Loop(b, b.lshr(head_dim, v.I64(5)))
+    source = b.add(rows, b.shl(loop.i, v.I64(6)))
+    target = b.add(out, b.mul(loop.i, b.shl(out_stride, v.I64(4))))
+    lanes = [v.load(b, b.add(source, b.mul(stride, v.I64(i))), v.I32X16) for i in range(LANES)]
+    for i, pair in enumerate(v.transpose_16x16(b, lanes)):
+        v.store(b, pair, b.add(target, b.mul(out_stride, v.I64(i))))
+    loop.end()
 
 
 # Zipping two vectors of 32 channels at once yields them in this order: the lower halves of their eights first.
@@ -58,66 +51,49 @@ _CHANNEL_ORDER = [(_LOW + _HIGH).index(channel) for channel in range(32)]
 
 
 @intrinsic
-def pack_values(context: Any, values: Any, stride: Any, head_dim: Any, pairs: Any, out: Any) -> Any:
+def pack_values(b: Any, rows: Int, stride: Int, head_dim: Int, pairs: Int, out: Int) -> None:
     """Zips bfloat16 rows [2 * pairs, D], `stride` bytes apart, to pairs of positions [pairs, D, 2].
 
     Each 32 channels come out permuted; `unpermute_channels` restores their order in the result.
     """
-
-    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        rows, stride, head_dim, pairs, out = arguments
-        loop = v.Loop(b, pairs)
-        source = b.add(rows, b.mul(loop.i, b.shl(stride, v.I64(1))))
-        target = b.add(out, b.mul(loop.i, b.shl(head_dim, v.I64(2))))
-        parts = v.Loop(b, b.lshr(head_dim, v.I64(5)))
-        address = b.add(source, b.shl(parts.i, v.I64(6)))
-        pair = [v.load(b, row, v.vector(v.I16, 2 * v.LANES)) for row in (address, b.add(address, stride))]
-        for i, mask in enumerate(_ZIPS):
-            v.store(b, b.shuffle_vector(*pair, mask), b.add(target, b.shl(parts.i, v.I64(7))), 64 * i)
-        parts.end()
-        loop.end()
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 5)), generate
+    loop = v.Loop(b, pairs)
+    source = b.add(rows, b.mul(loop.i, b.shl(stride, v.I64(1))))
+    target = b.add(out, b.mul(loop.i, b.shl(head_dim, v.I64(2))))
+    parts = v.Loop(b, b.lshr(head_dim, v.I64(5)))
+    address = b.add(source, b.shl(parts.i, v.I64(6)))
+    pair = [v.load(b, row, v.vector(v.I16, 2 * v.LANES)) for row in (address, b.add(address, stride))]
+    for i, mask in enumerate(_ZIPS):
+        v.store(b, b.shuffle_vector(*pair, mask), b.add(target, b.shl(parts.i, v.I64(7))), 64 * i)
+    parts.end()
+    loop.end()
 
 
 @intrinsic
-def unpermute_channels(context: Any, accumulators: Any, head_dim: Any) -> Any:
+def unpermute_channels(b: Any, accumulators: Int, head_dim: Int) -> None:
     """Restores the channel order of one lane's accumulators, float32 [D] in the order of `pack_values`, in place."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        accumulators, head_dim = values
-        loop = v.Loop(b, b.lshr(head_dim, v.I64(5)))
-        address = b.add(accumulators, b.shl(loop.i, v.I64(7)))
-        pair = [v.load(b, address, v.F32X16, 64 * i) for i in range(2)]
-        for i in range(2):
-            mask = ir.Constant(v.I32X16, _CHANNEL_ORDER[16 * i : 16 * i + 16])
-            v.store(b, b.shuffle_vector(*pair, mask), address, 64 * i)
-        loop.end()
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    loop = v.Loop(b, b.lshr(head_dim, v.I64(5)))
+    address = b.add(accumulators, b.shl(loop.i, v.I64(7)))
+    pair = [v.load(b, address, v.F32X16, 64 * i) for i in range(2)]
+    for i in range(2):
+        mask = ir.Constant(v.I32X16, _CHANNEL_ORDER[16 * i : 16 * i + 16])
+        v.store(b, b.shuffle_vector(*pair, mask), address, 64 * i)
+    loop.end()
 
 
 @intrinsic
-def are_consecutive(context: Any, pages: Any, chunks: Any) -> Any:
+def are_consecutive(b: Any, pages: Int, chunks: Int) -> Bool:
     """Returns whether 32 * chunks int32 at an address count upwards one by one."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        pages, chunks = values
-        first = v.broadcast_load(b, pages, v.I32)
-        loop = v.Loop(b, chunks, [v.constant(v.I32X16, 0)])
-        different = loop.carried[0]
-        for i in range(2):
-            index = ir.Constant(v.I32X16, [16 * i + lane for lane in range(v.LANES)])
-            expected = b.add(b.add(first, index), v.splat(b, b.trunc(b.shl(loop.i, v.I64(5)), v.I32)))
-            actual = v.load(b, b.add(pages, b.shl(loop.i, v.I64(7))), v.I32X16, 64 * i)
-            different = b.or_(different, b.xor(actual, expected))
-        (different,) = loop.end([different])
-        bits = b.bitcast(b.icmp_unsigned("!=", different, v.constant(v.I32X16, 0)), ir.IntType(16))
-        return b.icmp_unsigned("==", bits, ir.Constant(bits.type, 0))
-
-    return types.boolean(types.int64, types.int64), generate
+    first = v.broadcast_load(b, pages, v.I32)
+    loop = v.Loop(b, chunks, [v.constant(v.I32X16, 0)])
+    different = loop.carried[0]
+    for i in range(2):
+        index = ir.Constant(v.I32X16, [16 * i + lane for lane in range(v.LANES)])
+        expected = b.add(b.add(first, index), v.splat(b, b.trunc(b.shl(loop.i, v.I64(5)), v.I32)))
+        actual = v.load(b, b.add(pages, b.shl(loop.i, v.I64(7))), v.I32X16, 64 * i)
+        different = b.or_(different, b.xor(actual, expected))
+    (different,) = loop.end([different])
+    bits = b.bitcast(b.icmp_unsigned("!=", different, v.constant(v.I32X16, 0)), ir.IntType(16))
+    return b.icmp_unsigned("==", bits, ir.Constant(bits.type, 0))
 
 
 def _copy_each(b: Any, kind: Any, size: int, source: Any, stride: Any, out: Any, count: Any) -> None:
@@ -129,55 +105,31 @@ def _copy_each(b: Any, kind: Any, size: int, source: Any, stride: Any, out: Any,
 
 
 @intrinsic
-def copy(context: Any, address: Any, out: Any, count: Any) -> Any:
+def copy(b: Any, address: Int, out: Int, count: Int) -> None:
     """Copies 64 * count bytes."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        address, out, count = values
-        _copy_each(b, v.I32X16, 64, address, v.I64(64), out, count)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 3)), generate
+    _copy_each(b, v.I32X16, 64, address, v.I64(64), out, count)
 
 
 @intrinsic
-def copy_halves(context: Any, address: Any, out: Any, count: Any) -> Any:
+def copy_halves(b: Any, address: Int, out: Int, count: Int) -> None:
     """Copies 32 * count bytes."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        address, out, count = values
-        _copy_each(b, v.vector(v.I8, 32), 32, address, v.I64(32), out, count)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 3)), generate
+    _copy_each(b, v.vector(v.I8, 32), 32, address, v.I64(32), out, count)
 
 
 @intrinsic
-def gather_floats(context: Any, address: Any, stride: Any, out: Any, count: Any) -> Any:
+def gather_floats(b: Any, address: Int, stride: Int, out: Int, count: Int) -> None:
     """Copies `count` float32, `stride` bytes apart, side by side."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        address, stride, out, count = values
-        _copy_each(b, v.I32, 4, address, stride, out, count)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 4)), generate
+    _copy_each(b, v.I32, 4, address, stride, out, count)
 
 
 @intrinsic
-def bf16_to_f32(context: Any, address: Any, out: Any, count: Any) -> Any:
+def bf16_to_f32(b: Any, address: Int, out: Int, count: Int) -> None:
     """Widens 16 * count bfloat16 to float32."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        address, out, count = values
-        loop = v.Loop(b, count)
-        narrow = v.load(b, b.add(address, b.mul(loop.i, v.I64(32))), v.vector(v.I16))
-        wide = b.shl(b.zext(narrow, v.I32X16), v.constant(v.I32X16, 16))
-        v.store(b, wide, b.add(out, b.mul(loop.i, v.I64(64))))
-        loop.end()
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
+    loop = v.Loop(b, count)
+    narrow = v.load(b, b.add(address, b.mul(loop.i, v.I64(32))), v.vector(v.I16))
+    wide = b.shl(b.zext(narrow, v.I32X16), v.constant(v.I32X16, 16))
+    v.store(b, wide, b.add(out, b.mul(loop.i, v.I64(64))))
+    loop.end()
 
 
 def _dequantized(b: Any, address: Any, scale: Any, i: Any) -> Any:
@@ -187,49 +139,31 @@ def _dequantized(b: Any, address: Any, scale: Any, i: Any) -> Any:
 
 
 @intrinsic
-def int8_to_bf16(context: Any, address: Any, scale: Any, out: Any, count: Any) -> Any:
+def int8_to_bf16(b: Any, address: Int, scale: Int, out: Int, count: Int) -> None:
     """Dequantizes 32 * count int8 to bfloat16; `scale` is the address of their float32 scale."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        address, scale, out, count = values
-        scales = v.broadcast_load(b, scale)
-        loop = v.Loop(b, count)
-        first = b.shl(loop.i, v.I64(1))
-        halves = [_dequantized(b, address, scales, i) for i in (first, b.add(first, v.I64(1)))]
-        v.store(b, v.round_pair_to_bf16_bits(b, *halves), b.add(out, b.shl(loop.i, v.I64(6))))
-        loop.end()
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 4)), generate
+    scales = v.broadcast_load(b, scale)
+    loop = v.Loop(b, count)
+    first = b.shl(loop.i, v.I64(1))
+    halves = [_dequantized(b, address, scales, i) for i in (first, b.add(first, v.I64(1)))]
+    v.store(b, v.round_pair_to_bf16_bits(b, *halves), b.add(out, b.shl(loop.i, v.I64(6))))
+    loop.end()
 
 
 @intrinsic
-def int8_to_f32(context: Any, address: Any, scale: Any, out: Any, count: Any) -> Any:
+def int8_to_f32(b: Any, address: Int, scale: Int, out: Int, count: Int) -> None:
     """Dequantizes 16 * count int8 to float32; `scale` is the address of their float32 scale."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        address, scale, out, count = values
-        scales = v.broadcast_load(b, scale)
-        loop = v.Loop(b, count)
-        v.store(b, _dequantized(b, address, scales, loop.i), b.add(out, b.mul(loop.i, v.I64(64))))
-        loop.end()
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 4)), generate
+    scales = v.broadcast_load(b, scale)
+    loop = v.Loop(b, count)
+    v.store(b, _dequantized(b, address, scales, loop.i), b.add(out, b.mul(loop.i, v.I64(64))))
+    loop.end()
 
 
 @intrinsic
-def zero_floats(context: Any, out: Any, count: Any) -> Any:
+def zero_floats(b: Any, out: Int, count: Int) -> None:
     """Writes 16 * count float32 zeros."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        out, count = values
-        loop = v.Loop(b, count)
-        v.store(b, v.constant(v.F32X16, 0.0), b.add(out, b.shl(loop.i, v.I64(6))))
-        loop.end()
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    loop = v.Loop(b, count)
+    v.store(b, v.constant(v.F32X16, 0.0), b.add(out, b.shl(loop.i, v.I64(6))))
+    loop.end()
 
 
 def _each_line(b: Any, arguments: list[Any], visit: Callable[[Any], None]) -> None:
@@ -244,23 +178,14 @@ def _each_line(b: Any, arguments: list[Any], visit: Callable[[Any], None]) -> No
 
 
 @intrinsic
-def prefetch_rows(context: Any, address: Any, stride: Any, count: Any, channels: Any) -> Any:
+def prefetch_rows(b: Any, address: Int, stride: Int, count: Int, channels: Int) -> None:
     """Prefetches `count` rows of bfloat16 [channels], `stride` bytes apart."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        _each_line(b, values, lambda line: v.prefetch(b, line))
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 4)), generate
+    _each_line(b, [address, stride, count, channels], lambda line: v.prefetch(b, line))
 
 
 @intrinsic
-def touch_rows(context: Any, address: Any, stride: Any, count: Any, channels: Any) -> Any:
+def touch_rows(b: Any, address: Int, stride: Int, count: Int, channels: Int) -> None:
     """Loads the rows of `prefetch_rows` in order and discards them, which starts the hardware prefetcher."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        # An atomic load is one that LLVM keeps.
-        _each_line(b, values, lambda line: b.load_atomic(v.pointer_at(b, line, v.I32), "monotonic", 4))
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 4)), generate
+    _each_line(
+        b, [address, stride, count, channels], lambda line: b.load_atomic(v.pointer_at(b, line, v.I32), "monotonic", 4)
+    )

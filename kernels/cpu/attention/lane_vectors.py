@@ -6,15 +6,15 @@ Of 4 positions, the lanes of the first come first: element 4 * position + lane.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.attention.kv_layout import KV_BLOCK, TRANSPOSE_4X4, shuffled
-from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.compiler.intrinsics import literal_intrinsic
+from plait.kernels.cpu.attention.kv_layout import KV_BLOCK, LANES, NARROW_LANES, TRANSPOSE_4X4, shuffled
+from plait.kernels.cpu.compiler.intrinsics import Int, OneOf, intrinsic
 
+Lanes = Annotated[int, OneOf((LANES, NARROW_LANES))]
 MASKED_SCORE = -1e30  # the score of a masked position
 
 
@@ -79,7 +79,7 @@ def sum_partial_sums(b: Any, sums: Sequence[Any], add: Any) -> Any:
     return shuffled(b, sums[0], sums[0], TRANSPOSE_4X4)
 
 
-def _begin_positions(vectors: LaneVectors, arguments: list[Any], carried: Sequence[Any] = ()) -> tuple[Any, Any]:
+def _begin_positions(vectors: LaneVectors, arguments: Sequence[Any], carried: Sequence[Any] = ()) -> tuple[Any, Any]:
     """Begins a loop over a block's vectors; returns it, and which lanes see the position of each number.
 
     `arguments`: those of `apply_mask` from `base` on.
@@ -93,39 +93,29 @@ def _begin_positions(vectors: LaneVectors, arguments: list[Any], carried: Sequen
     return loop, b.and_(b.icmp_signed(">=", position, bounds[0]), b.icmp_signed("<", position, bounds[1]))
 
 
-@literal_intrinsic
-def apply_mask(context: Any, lanes: Any, scores: Any, base: Any, kv_begins: Any, kv_ends: Any) -> Any:
+@intrinsic
+def apply_mask(b: Any, lanes: Lanes, scores: Int, base: Int, kv_begins: Int, kv_ends: Int) -> None:
     """Masks scores [64, lanes] of positions from `base` on, outside each lane's [kv_begins, kv_ends), int32 [lanes].
 
     `lanes` is 4 or 16.
     """
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        _, scores, *positions = values
-        loop, is_seen = _begin_positions(LaneVectors(b, lanes.literal_value), positions)
-        row = b.add(scores, b.shl(loop.i, v.I64(6)))
-        v.store(b, b.select(is_seen, v.load(b, row, v.F32X16), v.constant(v.F32X16, MASKED_SCORE)), row)
-        loop.end()
-        return context.get_dummy_value()
-
-    return types.void(lanes, *([types.int64] * 4)), generate
+    positions = base, kv_begins, kv_ends
+    loop, is_seen = _begin_positions(LaneVectors(b, lanes), positions)
+    row = b.add(scores, b.shl(loop.i, v.I64(6)))
+    v.store(b, b.select(is_seen, v.load(b, row, v.F32X16), v.constant(v.F32X16, MASKED_SCORE)), row)
+    loop.end()
 
 
-@literal_intrinsic
-def largest_visible(context: Any, lanes: Any, numbers: Any, base: Any, kv_begins: Any, kv_ends: Any, out: Any) -> Any:
+@intrinsic
+def largest_visible(b: Any, lanes: Lanes, numbers: Int, base: Int, kv_begins: Int, kv_ends: Int, out: Int) -> None:
     """Writes the largest of float32 [64] at the positions that each lane sees (`apply_mask`) to `out` [lanes].
 
     The numbers are >= 0; a NaN counts as the largest.
     """
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        _, numbers, *positions, out = values
-        vectors, zero = LaneVectors(b, lanes.literal_value), v.constant(v.I32X16, 0)
-        loop, is_seen = _begin_positions(vectors, positions, [zero])
-        offset = b.mul(loop.i, v.I64(4 * vectors.positions))
-        seen = b.select(is_seen, vectors.load_of_positions(b.add(numbers, offset), v.I32), zero)
-        (largest,) = loop.end([larger_bits(b, seen, loop.carried[0])])
-        vectors.store(vectors.reduce(largest, lambda x, y: larger_bits(b, x, y)), out)
-        return context.get_dummy_value()
-
-    return types.void(lanes, *([types.int64] * 5)), generate
+    positions = base, kv_begins, kv_ends
+    vectors, zero = LaneVectors(b, lanes), v.constant(v.I32X16, 0)
+    loop, is_seen = _begin_positions(vectors, positions, [zero])
+    offset = b.mul(loop.i, v.I64(4 * vectors.positions))
+    seen = b.select(is_seen, vectors.load_of_positions(b.add(numbers, offset), v.I32), zero)
+    (largest,) = loop.end([larger_bits(b, seen, loop.carried[0])])
+    vectors.store(vectors.reduce(largest, lambda x, y: larger_bits(b, x, y)), out)

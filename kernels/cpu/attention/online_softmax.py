@@ -17,8 +17,7 @@ from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.attention.lane_vectors import MASKED_SCORE
-from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.compiler.intrinsics import intrinsic
+from plait.kernels.cpu.compiler.intrinsics import Float32, Int, intrinsic
 
 INITIAL_MAX = -1e20  # the running maximum before any score
 RESCALE_LOG2 = 8.0  # how far a score must exceed the running maximum to replace it
@@ -47,105 +46,87 @@ def rescale(b: Any, accumulators: Any, factors: Any, parts: Any) -> None:
 
 
 @intrinsic
-def soft_cap(context: Any, scores: Any, inner: Any, outer: Any, count: Any) -> Any:
+def soft_cap(b: Any, scores: Int, inner: Float32, outer: Float32, count: Int) -> None:
     """Replaces 16 * count float32 x by outer * tanh(inner * x); tanh(y) is 1 - 2 / (1 + e ** (2 * y))."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        scores, inner, outer, count = values
-        factors = b.fmul(v.splat(b, inner), v.constant(v.F32X16, 2 * LOG2_E))
-        outers, limit = v.splat(b, outer), v.constant(v.F32X16, 99.0)  # beyond it 1 / (1 + 2 ** x) is not accurate
-        twice = b.fmul(outers, v.constant(v.F32X16, -2.0))
-        loop = v.Loop(b, count)
-        address = b.add(scores, b.shl(loop.i, v.I64(6)))
-        exponent = v.maximum(b, b.fneg(limit), b.fmul(v.load(b, address, v.F32X16), factors))  # NaN stays NaN
-        exponent = b.select(b.fcmp_ordered(">", exponent, limit), limit, exponent)
-        inverse = v.reciprocal(b, b.fadd(v.constant(v.F32X16, 1.0), v.exp2(b, exponent)))
-        v.store(b, v.fma(b, twice, inverse, outers), address)
-        loop.end()
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32, types.float32, types.int64), generate
+    factors = b.fmul(v.splat(b, inner), v.constant(v.F32X16, 2 * LOG2_E))
+    outers, limit = v.splat(b, outer), v.constant(v.F32X16, 99.0)  # beyond it 1 / (1 + 2 ** x) is not accurate
+    twice = b.fmul(outers, v.constant(v.F32X16, -2.0))
+    loop = v.Loop(b, count)
+    address = b.add(scores, b.shl(loop.i, v.I64(6)))
+    exponent = v.maximum(b, b.fneg(limit), b.fmul(v.load(b, address, v.F32X16), factors))  # NaN stays NaN
+    exponent = b.select(b.fcmp_ordered(">", exponent, limit), limit, exponent)
+    inverse = v.reciprocal(b, b.fadd(v.constant(v.F32X16, 1.0), v.exp2(b, exponent)))
+    v.store(b, v.fma(b, twice, inverse, outers), address)
+    loop.end()
 
 
 @intrinsic
 def online_softmax_update(
-    context: Any,
-    scores: Any,
-    begin: Any,
-    end: Any,
-    scale: Any,
-    running_max: Any,
-    running_sum: Any,
-    accumulators: Any,
-    parts: Any,
-) -> Any:
+    b: Any,
+    scores: Int,
+    begin: Int,
+    end: Int,
+    scale: Float32,
+    running_max: Int,
+    running_sum: Int,
+    accumulators: Int,
+    parts: Int,
+) -> None:
     """Updates one lane with one block: replaces scores [64] of positions [begin, end) by probabilities, others by 0.
 
     `scale` includes the factor log2(e). `running_max` and `running_sum` are addresses of one float32 each.
     `accumulators` [16 * parts] are rescaled if the maximum moves.
     """
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        scores, begin, end, scale, running_max, running_sum, accumulators, parts = values
-        scales = v.splat(b, scale)
-        bounds = [v.splat(b, b.trunc(bound, v.I32)) for bound in (begin, end)]
-        masked = []
-        for i in range(4):
-            index = ir.Constant(v.I32X16, [16 * i + lane for lane in range(v.LANES)])
-            inside = b.and_(b.icmp_signed(">=", index, bounds[0]), b.icmp_signed("<", index, bounds[1]))
-            masked.append(b.select(inside, v.load(b, scores, v.F32X16, 64 * i), v.constant(v.F32X16, MASKED_SCORE)))
-        top = v.maximum(b, v.maximum(b, masked[0], masked[1]), v.maximum(b, masked[2], masked[3]))
-        top = v.splat(b, v.reduce(b, top, lambda x, y: v.maximum(b, x, y)))
-        new_max, factors, moves = update_max(b, v.broadcast_load(b, running_max), top, scales)
-        sum_ = b.fmul(v.load(b, running_sum, v.F32), b.extract_element(factors, v.I32(0)))
-        probs = [v.exp2(b, v.fma(b, x, scales, b.fsub(v.constant(v.F32X16, 0.0), new_max))) for x in masked]
-        for i, prob in enumerate(probs):
-            v.store(b, b.and_(rounded_bits(b, prob), v.constant(v.I32X16, 0xFFFF0000)), scores, 64 * i)
-        for i in (0, 2):
-            sum_ = b.fadd(sum_, v.reduce(b, b.fadd(probs[i], probs[i + 1]), b.fadd))
-        v.store(b, b.extract_element(new_max, v.I32(0)), running_max)
-        v.store(b, sum_, running_sum)
-        with b.if_then(b.extract_element(moves, v.I32(0)), likely=False):
-            rescale(b, accumulators, factors, parts)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 3), types.float32, *([types.int64] * 4)), generate
+    scales = v.splat(b, scale)
+    bounds = [v.splat(b, b.trunc(bound, v.I32)) for bound in (begin, end)]
+    masked = []
+    for i in range(4):
+        index = ir.Constant(v.I32X16, [16 * i + lane for lane in range(v.LANES)])
+        inside = b.and_(b.icmp_signed(">=", index, bounds[0]), b.icmp_signed("<", index, bounds[1]))
+        masked.append(b.select(inside, v.load(b, scores, v.F32X16, 64 * i), v.constant(v.F32X16, MASKED_SCORE)))
+    top = v.maximum(b, v.maximum(b, masked[0], masked[1]), v.maximum(b, masked[2], masked[3]))
+    top = v.splat(b, v.reduce(b, top, lambda x, y: v.maximum(b, x, y)))
+    new_max, factors, moves = update_max(b, v.broadcast_load(b, running_max), top, scales)
+    sum_ = b.fmul(v.load(b, running_sum, v.F32), b.extract_element(factors, v.I32(0)))
+    probs = [v.exp2(b, v.fma(b, x, scales, b.fsub(v.constant(v.F32X16, 0.0), new_max))) for x in masked]
+    for i, prob in enumerate(probs):
+        v.store(b, b.and_(rounded_bits(b, prob), v.constant(v.I32X16, 0xFFFF0000)), scores, 64 * i)
+    for i in (0, 2):
+        sum_ = b.fadd(sum_, v.reduce(b, b.fadd(probs[i], probs[i + 1]), b.fadd))
+    v.store(b, b.extract_element(new_max, v.I32(0)), running_max)
+    v.store(b, sum_, running_sum)
+    with b.if_then(b.extract_element(moves, v.I32(0)), likely=False):
+        rescale(b, accumulators, factors, parts)
 
 
 @intrinsic
 def merge_partial(
-    context: Any,
-    accumulators: Any,
-    running_max: Any,
-    running_sum: Any,
-    to_accumulators: Any,
-    to_max: Any,
-    to_sum: Any,
-    parts: Any,
-) -> Any:
+    b: Any,
+    accumulators: Int,
+    running_max: Int,
+    running_sum: Int,
+    to_accumulators: Int,
+    to_max: Int,
+    to_sum: Int,
+    parts: Int,
+) -> None:
     """Merges a lane's state over some positions into its state over other positions, at the `to_` addresses.
 
     Both accumulators, [16 * parts], are rescaled to the larger maximum. A state without positions (its sum is 0)
     changes nothing.
     """
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        accumulators, running_max, running_sum, to_accumulators, to_max, to_sum, parts = values
-        own_sum = v.load(b, running_sum, v.F32)
-        with b.if_then(b.fcmp_unordered("!=", own_sum, v.F32(0.0))):
-            maxima = [v.broadcast_load(b, address) for address in (to_max, running_max)]
-            top = v.maximum(b, *maxima)
-            to_factor, own_factor = (v.exp2(b, b.fsub(x, top)) for x in maxima)
-            scalars = [b.extract_element(x, v.I32(0)) for x in (to_factor, own_factor, top)]
-            sum_ = b.fadd(b.fmul(v.load(b, to_sum, v.F32), scalars[0]), b.fmul(own_sum, scalars[1]))
-            v.store(b, sum_, to_sum)
-            v.store(b, scalars[2], to_max)
-            loop = v.Loop(b, parts)
-            offset = b.shl(loop.i, v.I64(6))
-            to = b.add(to_accumulators, offset)
-            scaled = b.fmul(v.load(b, to, v.F32X16), to_factor)
-            v.store(b, v.fma(b, v.load(b, b.add(accumulators, offset), v.F32X16), own_factor, scaled), to)
-            loop.end()
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 7)), generate
+    own_sum = v.load(b, running_sum, v.F32)
+    with b.if_then(b.fcmp_unordered("!=", own_sum, v.F32(0.0))):
+        maxima = [v.broadcast_load(b, address) for address in (to_max, running_max)]
+        top = v.maximum(b, *maxima)
+        to_factor, own_factor = (v.exp2(b, b.fsub(x, top)) for x in maxima)
+        scalars = [b.extract_element(x, v.I32(0)) for x in (to_factor, own_factor, top)]
+        sum_ = b.fadd(b.fmul(v.load(b, to_sum, v.F32), scalars[0]), b.fmul(own_sum, scalars[1]))
+        v.store(b, sum_, to_sum)
+        v.store(b, scalars[2], to_max)
+        loop = v.Loop(b, parts)
+        offset = b.shl(loop.i, v.I64(6))
+        to = b.add(to_accumulators, offset)
+        scaled = b.fmul(v.load(b, to, v.F32X16), to_factor)
+        v.store(b, v.fma(b, v.load(b, b.add(accumulators, offset), v.F32X16), own_factor, scaled), to)
+        loop.end()

@@ -6,89 +6,75 @@ integers. Both add up a lane's probabilities in the order that `online_softmax` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, NARROW_LANES, shuffled
-from plait.kernels.cpu.attention.lane_vectors import MASKED_SCORE, LaneVectors, ProbsWriter
+from plait.kernels.cpu.attention.lane_vectors import MASKED_SCORE, Lanes, LaneVectors, ProbsWriter
 from plait.kernels.cpu.attention.online_softmax import rescale, rounded_bits, update_max
 from plait.kernels.cpu.attention.products import int8_vnni_kernel
-from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.compiler.intrinsics import literal_intrinsic
+from plait.kernels.cpu.compiler.intrinsics import Float32, Int, intrinsic, intrinsic_if
 
 
-@literal_intrinsic
+@intrinsic
 def update_bf16(
-    context: Any,
-    lanes: Any,
-    scores: Any,
-    chunks: Any,
-    scale: Any,
-    running_max: Any,
-    running_sum: Any,
-    accumulators: Any,
-    parts: Any,
-    count: Any,
-    out: Any,
-) -> Any:
+    b: Any,
+    lanes: Lanes,
+    scores: Int,
+    chunks: Int,
+    scale: Float32,
+    running_max: Int,
+    running_sum: Int,
+    accumulators: Int,
+    parts: Int,
+    count: Int,
+    out: Int,
+) -> None:
     """Updates `count` lanes: writes the probabilities of scores [32 * chunks, lanes] to `out`, bfloat16 [lanes, 64].
 
     `lanes` is 4 or 16; `running_max` and `running_sum` [lanes], `accumulators` [lanes, 16 * parts]. The lanes from
     `count` on are computed too, but their accumulators are not rescaled. The memory of the scores is overwritten.
     """
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        _, scores, *arguments, out = values
-        vectors = LaneVectors(b, lanes.literal_value)
-        writer = _bf16_writer_x4(b, out) if vectors.lanes == NARROW_LANES else _bf16_writer_x16(b, scores, out)
-        _update(vectors, scores, arguments, writer)
-        return context.get_dummy_value()
-
-    i64 = types.int64
-    return types.void(lanes, i64, i64, types.float32, *([i64] * 6)), generate
+    arguments = chunks, scale, running_max, running_sum, accumulators, parts, count
+    vectors = LaneVectors(b, lanes)
+    writer = _bf16_writer_x4(b, out) if vectors.lanes == NARROW_LANES else _bf16_writer_x16(b, scores, out)
+    _update(vectors, scores, arguments, writer)
 
 
-@literal_intrinsic
+@intrinsic_if(int8_vnni_kernel.HAS_VNNI)
 def update_int8(
-    context: Any,
-    lanes: Any,
-    scores: Any,
-    chunks: Any,
-    scale: Any,
-    running_max: Any,
-    running_sum: Any,
-    accumulators: Any,
-    parts: Any,
-    count: Any,
-    value_scales: Any,
-    largest: Any,
-    out: Any,
-    factors: Any,
-) -> Any:
+    b: Any,
+    lanes: Lanes,
+    scores: Int,
+    chunks: Int,
+    scale: Float32,
+    running_max: Int,
+    running_sum: Int,
+    accumulators: Int,
+    parts: Int,
+    count: Int,
+    value_scales: Int,
+    largest: Int,
+    out: Int,
+    factors: Int,
+) -> None:
     """Updates lanes as `update_bf16` does, but writes integers for `int8_vnni_kernel.accumulate_pv`.
 
     A probability times its position's scale, of `value_scales` [64], is rounded to 16 bits; `largest` [lanes] are the
     largest scales of the positions that each lane sees. `factors` [lanes] receives what its integers stand for.
     """
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if int8_vnni_kernel.HAS_VNNI:
-            _, scores, *arguments, value_scales, largest, out, factors = values
-            vectors = LaneVectors(b, lanes.literal_value)
-            writer = int8_vnni_kernel.probs_writer(vectors, value_scales, out)
-            units = _update(vectors, scores, arguments, writer, vectors.load(largest))
-            vectors.store(units, factors)
-        return context.get_dummy_value()
-
-    i64 = types.int64
-    return types.void(lanes, i64, i64, types.float32, *([i64] * 9)), generate
+    arguments = chunks, scale, running_max, running_sum, accumulators, parts, count
+    vectors = LaneVectors(b, lanes)
+    writer = int8_vnni_kernel.probs_writer(vectors, value_scales, out)
+    units = _update(vectors, scores, arguments, writer, vectors.load(largest))
+    vectors.store(units, factors)
 
 
 def _update(
-    vectors: LaneVectors, scores: Any, arguments: list[Any], writer: ProbsWriter, largest_scales: Any = None
+    vectors: LaneVectors, scores: Any, arguments: Sequence[Any], writer: ProbsWriter, largest_scales: Any = None
 ) -> Any:
     """Generates an update; `arguments`: those of `update_bf16` from `chunks` to `count`.
 

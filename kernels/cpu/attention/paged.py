@@ -13,7 +13,7 @@ An item has all key heads if there are enough items for all threads, since they 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from plait.kernels.cpu import amx
 from plait.kernels.cpu.attention.split_results import (
@@ -23,10 +23,15 @@ from plait.kernels.cpu.attention.split_results import (
     merge_partials,
     write_partials,
 )
-from plait.kernels.cpu.attention.tiling import BLOCKS_PER_SPLIT, SEGMENT_FIELDS, TileSlice
+from plait.kernels.cpu.attention.tiling import (
+    BLOCKS_PER_SPLIT,
+    SEGMENT_FIELDS,
+    AttentionSchedule,
+    AttentionTask,
+    TileSlice,
+)
 from plait.kernels.cpu.attention.traversal import attend_split, first_visible_block, init_lanes
 from plait.kernels.cpu.attention.workspace import (
-    AttentionWorkspace,
     kv_heads_per_pass,
     padded_lanes,
     partial_bytes,
@@ -34,19 +39,7 @@ from plait.kernels.cpu.attention.workspace import (
 )
 from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations
 from plait.kernels.cpu.parallel.atomics import atomic_add
-from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_work, mark_done
-
-
-class AttentionSchedule(NamedTuple):
-    """How a step's attention is divided into items."""
-
-    isa: int  # of `isa`
-    split_kv: int  # 1: each split is an item
-    kv_heads_per_item: int
-    lanes: int  # of one key head in the largest tile
-    partials: int  # address of float32 [splits, key heads, slot], see `workspace.partial_bytes`
-    finished_splits: int  # address of int64 [tiles, items of a tile]: splits finished so far, through all layers
-
+from plait.kernels.cpu.parallel.threads import ThreadContext, shared_items
 
 MAX_PARTIALS_BYTES = 64 << 20  # memory that is never written costs nothing
 MERGE_ITEMS_PER_THREAD = 4  # at least, with KV splits: merging an item's splits is the work of one thread
@@ -83,14 +76,12 @@ def attend(
     `workspace` is the address of this thread's workspace, for `capacity` lanes.
     """
     ws = workspace_at(workspace, capacity, heads.head_dim)
+    task = AttentionTask(schedule, qkv, cache, heads, batch, ws, out)
     items_per_tile = (heads.num_kv_heads + schedule.kv_heads_per_item - 1) // schedule.kv_heads_per_item
     items = (batch.split_starts[batch.num_tiles] if schedule.split_kv else batch.num_tiles) * items_per_tile
     if ctx.scratch:
         amx.load_tile_config(ws.tile_config)
-    while True:
-        item = claim_work(ctx.counters, phase, 1)
-        if item >= items:
-            break
+    for item in shared_items(ctx, phase, items, 1):
         split_index, first = item // items_per_tile, item % items_per_tile * schedule.kv_heads_per_item
         tile = _tile_of(split_index, batch) if schedule.split_kv else split_index
         all_heads = _slice_tile(batch, tile, heads, first, min(heads.num_kv_heads, first + schedule.kv_heads_per_item))
@@ -98,15 +89,13 @@ def attend(
         for kv_head in range(all_heads.kv_head, all_heads.end_kv_head, step):
             tile_slice = _slice_tile(batch, tile, heads, kv_head, min(all_heads.end_kv_head, kv_head + step))
             if schedule.split_kv:
-                _attend_one_split(split_index, tile, tile_slice, qkv, cache, heads, batch, schedule, ws, out)
+                _attend_one_split(task, split_index, tile, tile_slice)
             else:
-                _attend_all_splits(tile, tile_slice, qkv, cache, heads, batch, schedule.isa, ws, out)
+                _attend_all_splits(task, tile, tile_slice)
         if schedule.split_kv:
-            _merge_if_last(tile * items_per_tile + item % items_per_tile, tile, all_heads, heads, batch, schedule, out)
-        mark_done(ctx.counters, phase, 1)
+            _merge_if_last(task, tile * items_per_tile + item % items_per_tile, tile, all_heads)
     if ctx.scratch:
         amx.load_tile_config(ctx.scratch)
-    barrier_wait(ctx.counters, phase, items)
 
 
 def _tile_of(split_index: int, batch: AttentionBatch) -> Any:
@@ -132,72 +121,42 @@ def _slice_tile(batch: AttentionBatch, tile: int, heads: HeadLayout, kv_head: in
     return TileSlice(first, last, lanes, padded_lanes(lanes), kv_head, end_kv_head)
 
 
-def _attend_all_splits(
-    tile: int,
-    tile_slice: TileSlice,
-    qkv: Any,
-    cache: LayerKvCache,
-    heads: HeadLayout,
-    batch: AttentionBatch,
-    isa: int,
-    ws: AttentionWorkspace,
-    out: QuantizedActivations,
-) -> None:
-    splits = int(batch.split_starts[tile + 1] - batch.split_starts[tile])
-    init_lanes(isa, tile_slice, qkv, cache, heads, batch, True, ws)
-    first = first_visible_block(tile_slice, ws) // BLOCKS_PER_SPLIT  # no lane sees the splits before it
+def _attend_all_splits(task: AttentionTask, tile: int, tile_slice: TileSlice) -> None:
+    split_starts, merged, lanes = task.batch.split_starts, task.ws.merged, tile_slice.lanes
+    splits = int(split_starts[tile + 1] - split_starts[tile])
+    init_lanes(task, tile_slice, True)
+    first = first_visible_block(tile_slice, task.ws) // BLOCKS_PER_SPLIT  # no lane sees the splits before it
     for split in range(first, splits):
         if split > first:
-            init_lanes(isa, tile_slice, qkv, cache, heads, batch, False, ws)
+            init_lanes(task, tile_slice, False)
         on_end = WRITE_OUTPUT if splits == first + 1 else MERGE_PARTIAL if split > first else STORE_PARTIAL
-        begin_block, lanes = BLOCKS_PER_SPLIT * split, tile_slice.lanes
-        attend_split(isa, tile_slice, begin_block, on_end, ws.merged, lanes, cache, heads, batch, ws, out)
+        attend_split(task, tile_slice, BLOCKS_PER_SPLIT * split, on_end, merged, lanes)
     if splits > first + 1:
-        write_partials(isa, tile_slice, ws.merged, tile_slice.lanes, heads, batch, out)
+        write_partials(task, tile_slice, merged, lanes)
 
 
-def _attend_one_split(
-    split_index: int,
-    tile: int,
-    tile_slice: TileSlice,
-    qkv: Any,
-    cache: LayerKvCache,
-    heads: HeadLayout,
-    batch: AttentionBatch,
-    schedule: AttentionSchedule,
-    ws: AttentionWorkspace,
-    out: QuantizedActivations,
-) -> None:
-    begin_block = BLOCKS_PER_SPLIT * (split_index - batch.split_starts[tile])
-    is_only_split = batch.split_starts[tile + 1] - batch.split_starts[tile] == 1
-    init_lanes(schedule.isa, tile_slice, qkv, cache, heads, batch, True, ws)
-    on_end = WRITE_OUTPUT if is_only_split else STORE_PARTIAL
-    partials = _partials_of(split_index, tile_slice.kv_head, heads, schedule)
-    attend_split(schedule.isa, tile_slice, begin_block, on_end, partials, schedule.lanes, cache, heads, batch, ws, out)
+def _attend_one_split(task: AttentionTask, split_index: int, tile: int, tile_slice: TileSlice) -> None:
+    split_starts = task.batch.split_starts
+    begin_block = BLOCKS_PER_SPLIT * (split_index - split_starts[tile])
+    init_lanes(task, tile_slice, True)
+    on_end = WRITE_OUTPUT if split_starts[tile + 1] - split_starts[tile] == 1 else STORE_PARTIAL
+    partials = _partials_of(task, split_index, tile_slice.kv_head)
+    attend_split(task, tile_slice, begin_block, on_end, partials, task.schedule.lanes)
 
 
-def _partials_of(split_index: int, kv_head: int, heads: HeadLayout, schedule: AttentionSchedule) -> Any:
+def _partials_of(task: AttentionTask, split_index: int, kv_head: int) -> Any:
     """Returns the address of a split's slots, from a key head on."""
-    return schedule.partials + (split_index * heads.num_kv_heads + kv_head) * partial_bytes(
-        schedule.lanes, heads.head_dim
-    )
+    slot_bytes = partial_bytes(task.schedule.lanes, task.heads.head_dim)
+    return task.schedule.partials + (split_index * task.heads.num_kv_heads + kv_head) * slot_bytes
 
 
-def _merge_if_last(
-    counter: int,
-    tile: int,
-    tile_slice: TileSlice,
-    heads: HeadLayout,
-    batch: AttentionBatch,
-    schedule: AttentionSchedule,
-    out: QuantizedActivations,
-) -> None:
+def _merge_if_last(task: AttentionTask, counter: int, tile: int, tile_slice: TileSlice) -> None:
     """Counts a finished split; after the tile's last one, merges all of them and writes the output."""
-    begin, end = int(batch.split_starts[tile]), int(batch.split_starts[tile + 1])
-    if end - begin == 1 or (atomic_add(schedule.finished_splits + 8 * counter, 1) + 1) % (end - begin):
+    begin, end = int(task.batch.split_starts[tile]), int(task.batch.split_starts[tile + 1])
+    if end - begin == 1 or (atomic_add(task.schedule.finished_splits + 8 * counter, 1) + 1) % (end - begin):
         return
-    merged = _partials_of(begin, tile_slice.kv_head, heads, schedule)
+    merged, lanes = _partials_of(task, begin, tile_slice.kv_head), task.schedule.lanes
     for split_index in range(begin + 1, end):
-        partials = _partials_of(split_index, tile_slice.kv_head, heads, schedule)
-        merge_partials(tile_slice, partials, merged, schedule.lanes, heads.head_dim)
-    write_partials(schedule.isa, tile_slice, merged, schedule.lanes, heads, batch, out)
+        partials = _partials_of(task, split_index, tile_slice.kv_head)
+        merge_partials(tile_slice, partials, merged, lanes, task.heads.head_dim)
+    write_partials(task, tile_slice, merged, lanes)

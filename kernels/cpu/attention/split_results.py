@@ -9,9 +9,8 @@ import numpy as np
 
 from plait.kernels.cpu.attention import kv_layout, online_softmax
 from plait.kernels.cpu.attention.isa import F32, INT8_VNNI
-from plait.kernels.cpu.attention.tiling import TileSlice, segment_of
-from plait.kernels.cpu.attention.workspace import AttentionWorkspace, float32_array, partial_bytes
-from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, QuantizedActivations
+from plait.kernels.cpu.attention.tiling import AttentionTask, TileSlice, segment_of
+from plait.kernels.cpu.attention.workspace import float32_array, partial_bytes
 from plait.kernels.cpu.ops import quantize_blocks
 
 WRITE_OUTPUT, STORE_PARTIAL, MERGE_PARTIAL = range(3)  # values of `on_end`: what happens to the results of a split
@@ -24,30 +23,26 @@ def _copy_floats(source: int, target: int, count: int) -> None:
 
 
 def end_segment(
-    isa: int,
+    task: AttentionTask,
+    tile_slice: TileSlice,
     segment: int,
     first_lane: int,
     on_end: int,
     partials: int,
     partial_lanes: int,
-    tile_slice: TileSlice,
-    heads: HeadLayout,
-    batch: AttentionBatch,
-    ws: AttentionWorkspace,
-    out: QuantizedActivations,
 ) -> None:
     """Writes, stores or merges the results of a segment, whose lanes begin at `first_lane` of each key head.
 
     This must happen before the next segment is computed, whose last vectors may overwrite these lanes.
     """
-    _, _, count = segment_of(batch, segment)
-    lanes, head_dim = count * heads.q_per_kv, heads.head_dim
+    _, _, count = segment_of(task.batch, segment)
+    lanes, head_dim, ws = count * task.heads.q_per_kv, task.heads.head_dim, task.ws
     for i in range(tile_slice.end_kv_head - tile_slice.kv_head):
         lane = i * tile_slice.lane_stride + first_lane
         accumulators = ws.accumulators + 4 * lane * head_dim
         running_max, running_sum = ws.running_max + 4 * lane, ws.running_sum + 4 * lane
         if on_end == WRITE_OUTPUT:
-            _write_output(isa, segment, tile_slice.kv_head + i, accumulators, running_sum, heads, batch, out)
+            _write_output(task, segment, tile_slice.kv_head + i, accumulators, running_sum)
             continue
         slot = partials + i * partial_bytes(partial_lanes, head_dim)
         to_accumulators = slot + 4 * first_lane * head_dim
@@ -96,37 +91,22 @@ def merge_partials(tile_slice: TileSlice, slots: int, to_slots: int, partial_lan
         )
 
 
-def write_partials(
-    isa: int,
-    tile_slice: TileSlice,
-    slots: int,
-    partial_lanes: int,
-    heads: HeadLayout,
-    batch: AttentionBatch,
-    out: QuantizedActivations,
-) -> None:
-    """Writes the merged results of all lanes from their slots to `out`."""
+def write_partials(task: AttentionTask, tile_slice: TileSlice, slots: int, partial_lanes: int) -> None:
+    """Writes the merged results of all lanes from their slots."""
+    heads = task.heads
     for i in range(tile_slice.end_kv_head - tile_slice.kv_head):
         accumulators = slots + i * partial_bytes(partial_lanes, heads.head_dim)
         running_sum = accumulators + 4 * partial_lanes * (heads.head_dim + 1)
         for segment in range(tile_slice.begin_segment, tile_slice.end_segment):
-            _write_output(isa, segment, tile_slice.kv_head + i, accumulators, running_sum, heads, batch, out)
-            _, _, count = segment_of(batch, segment)
+            _write_output(task, segment, tile_slice.kv_head + i, accumulators, running_sum)
+            _, _, count = segment_of(task.batch, segment)
             accumulators += 4 * count * heads.q_per_kv * heads.head_dim
             running_sum += 4 * count * heads.q_per_kv
 
 
-def _write_output(
-    isa: int,
-    segment: int,
-    kv_head: int,
-    accumulators: int,
-    running_sum: int,
-    heads: HeadLayout,
-    batch: AttentionBatch,
-    out: QuantizedActivations,
-) -> None:
-    """Divides the accumulators of a segment's lanes of one key head by their sums, and writes them to `out`."""
+def _write_output(task: AttentionTask, segment: int, kv_head: int, accumulators: int, running_sum: int) -> None:
+    """Divides the accumulators of a segment's lanes of one key head by their sums, and writes them to the output."""
+    heads, batch, out, isa = task.heads, task.batch, task.out, task.schedule.isa
     blocks, head_dim, lane = out.scales.shape[1], heads.head_dim, 0
     row, first_token, count = segment_of(batch, segment)
     sums = float32_array(running_sum, count * heads.q_per_kv)

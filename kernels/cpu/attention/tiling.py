@@ -16,12 +16,36 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
-from plait.kernels.cpu.kernel_types import AttentionBatch
+from plait.kernels.cpu.attention.workspace import AttentionWorkspace
+from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations
 
 MAX_TILE_LANES = 96  # lanes of a tile for each key head
 MIN_FULL_TILES = 4  # a step with fewer full tiles than this has tiles of half the size, so that there are more items
 BLOCKS_PER_SPLIT = 4  # a split is 256 positions, counted from the sequence's start
 SEGMENT_FIELDS = 4  # int32: row, its first token here, number of tokens, blocks shared with the segment before
+
+
+class AttentionSchedule(NamedTuple):
+    """How a step's attention is divided into items."""
+
+    isa: int  # of `isa`
+    split_kv: int  # 1: each split is an item
+    kv_heads_per_item: int
+    lanes: int  # of one key head in the largest tile
+    partials: int  # address of float32 [splits, key heads, slot], see `workspace.partial_bytes`
+    finished_splits: int  # address of int64 [tiles, items of a tile]: splits finished so far, through all layers
+
+
+class AttentionTask(NamedTuple):
+    """What the attention of one layer reads and writes, in one thread."""
+
+    schedule: AttentionSchedule
+    qkv: Any  # float32 [T, (H + 2 G) D], rotated
+    cache: LayerKvCache
+    heads: HeadLayout
+    batch: AttentionBatch
+    ws: AttentionWorkspace
+    out: QuantizedActivations  # [T, H D]
 
 
 class TileSlice(NamedTuple):

@@ -21,9 +21,9 @@ from plait.kernels.cpu.attention.kv_layout import KV_BLOCK, LANES
 from plait.kernels.cpu.attention.kv_loading import KvSource, load_block, prefetch_block
 from plait.kernels.cpu.attention.products import f32_kernel, int8_vnni_kernel
 from plait.kernels.cpu.attention.split_results import end_segment
-from plait.kernels.cpu.attention.tiling import BLOCKS_PER_SPLIT, SEGMENT_FIELDS, TileSlice, segment_of
+from plait.kernels.cpu.attention.tiling import BLOCKS_PER_SPLIT, SEGMENT_FIELDS, AttentionTask, TileSlice, segment_of
 from plait.kernels.cpu.attention.workspace import AttentionWorkspace, float32_array, int32_array, int64_array
-from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations
+from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache
 from plait.kernels.cpu.vector_ops import address_of, to_bfloat16
 
 
@@ -33,40 +33,22 @@ def _fill_floats(address: int, count: int, value: Any) -> None:
         array[i] = value
 
 
-def init_lanes(
-    isa: int,
-    tile_slice: TileSlice,
-    qkv: Any,
-    cache: LayerKvCache,
-    heads: HeadLayout,
-    batch: AttentionBatch,
-    load_queries: bool,
-    ws: AttentionWorkspace,
-) -> None:
+def init_lanes(task: AttentionTask, tile_slice: TileSlice, load_queries: bool) -> None:
     """Resets the softmax state of all lanes; with `load_queries` also loads their queries and visible positions."""
-    head_dim = heads.head_dim
+    ws, head_dim = task.ws, task.heads.head_dim
     for i in range(tile_slice.end_kv_head - tile_slice.kv_head):
         lane = i * tile_slice.lane_stride
         _fill_floats(ws.running_max + 4 * lane, tile_slice.lanes, np.float32(online_softmax.INITIAL_MAX))
         _fill_floats(ws.running_sum + 4 * lane, tile_slice.lanes, np.float32(0.0))
         kv_layout.zero_floats(ws.accumulators + 4 * lane * head_dim, tile_slice.lanes * head_dim // 16)
         if load_queries:
-            _load_queries(isa, tile_slice, tile_slice.kv_head + i, lane, qkv, cache.window, heads, batch, ws)
+            _load_queries(task, tile_slice, tile_slice.kv_head + i, lane)
 
 
-def _load_queries(
-    isa: int,
-    tile_slice: TileSlice,
-    kv_head: int,
-    lane: int,
-    qkv: Any,
-    window: int,
-    heads: HeadLayout,
-    batch: AttentionBatch,
-    ws: AttentionWorkspace,
-) -> None:
+def _load_queries(task: AttentionTask, tile_slice: TileSlice, kv_head: int, lane: int) -> None:
     """Loads the queries of one key head, whose first lane in the workspace is `lane`."""
-    head_dim, qkv_channels, first_lane = heads.head_dim, qkv.shape[1], lane
+    heads, batch, ws, isa = task.heads, task.batch, task.ws, task.schedule.isa
+    head_dim, qkv_channels, window, first_lane = heads.head_dim, task.qkv.shape[1], task.cache.window, lane
     lane_starts = int32_array(ws.lane_starts, ws.capacity + 1)
     kv_begins, kv_ends = int32_array(ws.kv_begins, ws.capacity), int32_array(ws.kv_ends, ws.capacity)
     for segment in range(tile_slice.begin_segment, tile_slice.end_segment):
@@ -76,7 +58,7 @@ def _load_queries(
         position = batch.kv_starts[row + 1] - batch.kv_starts[row] - (q_end - q_start) + first_token
         for i in range(count):
             channel = (q_start + first_token + i) * qkv_channels + kv_head * heads.q_per_kv * head_dim
-            query = address_of(qkv) + 4 * channel
+            query = address_of(task.qkv) + 4 * channel
             for _ in range(heads.q_per_kv):
                 kv_begins[lane], kv_ends[lane] = max(0, position + i - window + 1), position + i + 1
                 _store_query(isa, lane, query, ws)
@@ -121,23 +103,14 @@ def first_visible_block(tile_slice: TileSlice, ws: AttentionWorkspace) -> Any:
 
 
 def attend_split(
-    isa: int,
-    tile_slice: TileSlice,
-    begin_block: int,
-    on_end: int,
-    partials: int,
-    partial_lanes: int,
-    cache: LayerKvCache,
-    heads: HeadLayout,
-    batch: AttentionBatch,
-    ws: AttentionWorkspace,
-    out: QuantizedActivations,
+    task: AttentionTask, tile_slice: TileSlice, begin_block: int, on_end: int, partials: int, partial_lanes: int
 ) -> None:
     """Computes the attention of all lanes of the tile to the split that begins at `begin_block`.
 
     `on_end`: what happens to the results. `partials`: the address of one slot for each key head of the slice, with room
     for `partial_lanes` lanes, where partial results are stored or merged.
     """
+    batch, ws = task.batch, task.ws
     stack, lane_starts = int64_array(ws.stack, 3 * ws.capacity), int32_array(ws.lane_starts, ws.capacity + 1)
     stack[0], stack[1], stack[2], depth = tile_slice.begin_segment, tile_slice.end_segment, begin_block, 1
     end_block = begin_block + BLOCKS_PER_SPLIT
@@ -145,10 +118,10 @@ def attend_split(
         depth -= 1
         first, last, block = stack[3 * depth], stack[3 * depth + 1], stack[3 * depth + 2]
         shared_end = _shared_end_block(first, last, tile_slice, batch, ws)
-        _attend_shared_blocks(isa, first, last, block, min(shared_end, end_block), tile_slice, cache, heads, batch, ws)
+        _attend_shared_blocks(task, tile_slice, first, last, block, min(shared_end, end_block))
         if last == first + 1:
             lane = int(lane_starts[first - tile_slice.begin_segment])
-            end_segment(isa, first, lane, on_end, partials, partial_lanes, tile_slice, heads, batch, ws, out)
+            end_segment(task, tile_slice, first, lane, on_end, partials, partial_lanes)
             continue
         child = first
         for segment in range(first + 1, last + 1):
@@ -173,18 +146,10 @@ def _shared_end_block(
 
 
 def _attend_shared_blocks(
-    isa: int,
-    first: int,
-    last: int,
-    begin_block: int,
-    end_block: int,
-    tile_slice: TileSlice,
-    cache: LayerKvCache,
-    heads: HeadLayout,
-    batch: AttentionBatch,
-    ws: AttentionWorkspace,
+    task: AttentionTask, tile_slice: TileSlice, first: int, last: int, begin_block: int, end_block: int
 ) -> None:
     """Computes the attention of all lanes of the segments to a range of blocks in the pages of the first segment."""
+    cache, heads, batch, ws, isa = task.cache, task.heads, task.batch, task.ws, task.schedule.isa
     lane_starts = int32_array(ws.lane_starts, ws.capacity + 1)
     lane = int(lane_starts[first - tile_slice.begin_segment])
     end_lane = int(lane_starts[last - tile_slice.begin_segment])

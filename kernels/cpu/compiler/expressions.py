@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import ast
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 from typing import Any, Protocol
 
 import numpy as np
-from llvmlite import ir
 
+from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.compiler import arrays, operators
-from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.compiler.arrays import Slice
-from plait.kernels.cpu.compiler.intrinsics import Intrinsic, carray
+from plait.kernels.cpu.compiler.intrinsics import Intrinsic, OneOf, Passing, carray
 from plait.kernels.cpu.compiler.sources import outer_name
 from plait.kernels.cpu.compiler.values import (
     BOOL,
     CASTS,
-    FLOAT32,
     I1,
     INT,
     Array,
     CompileError,
     Kind,
+    Number,
     Record,
     Value,
     as_value,
@@ -217,22 +216,6 @@ class Caller(Protocol):
         """Calls another kernel, which is compiled first."""
 
 
-class _IntrinsicContext:
-    """What intrinsics use of the compiler."""
-
-    def get_dummy_value(self) -> None:
-        """Returns the result of an intrinsic without one."""
-
-    def make_array(self, kind: Any) -> Any:
-        """Returns the accessor of arrays, which here gives an array's pointer only."""
-        return lambda context, b, value: SimpleNamespace(data=value.parts[0])
-
-
-_CONTEXT = _IntrinsicContext()
-_RESULTS = {types.int64: INT, types.boolean: BOOL, types.float32: FLOAT32}
-_TYPES = {INT: types.int64, BOOL: types.boolean, FLOAT32: types.float32}
-
-
 def call(caller: Caller, function: Any, arguments: list[Any]) -> Any:
     """Returns the result of a call; None if the function has none."""
     b = caller.b
@@ -271,45 +254,48 @@ def _length(value: Any) -> Any:
     return len(value.kind.items) if isinstance(value, Value) and isinstance(value.kind, Record) else len(value)
 
 
-def _call_intrinsic(b: Any, intrinsic: Any, arguments: list[Any]) -> Any:
+def _call_intrinsic(b: Any, intrinsic: Intrinsic, arguments: list[Any]) -> Any:
     """Generates an intrinsic's code in the calling function."""
-    literal = intrinsic.prefer_literal
-    kinds = [
-        types.Literal(argument) if literal and isinstance(argument, int) else _intrinsic_type(as_value(argument))
-        for argument in arguments
-    ]
-    signature, generate = intrinsic.define(_CONTEXT, *kinds)
-    if len(signature.args) != len(arguments):
-        raise CompileError(f"{intrinsic.__name__} takes {len(signature.args)} arguments")
-    values = [_passed(b, kind, argument) for kind, argument in zip(signature.args, arguments, strict=True)]
-    result = generate(_CONTEXT, b, signature, values)
-    if signature.return_type is types.void:
+    *kinds, result = intrinsic.kinds.values()
+    if len(kinds) != len(arguments):
+        raise CompileError(f"{intrinsic.__name__} takes {len(kinds)} arguments")
+    passed = [_passed(b, kind, argument) for kind, argument in zip(kinds, arguments, strict=True)]
+    if not intrinsic.when:
         return None
-    if signature.return_type is types.voidptr:
-        return result
-    return number(_RESULTS[signature.return_type], result)
+    for place, kind in enumerate(kinds):
+        if isinstance(kind, OneOf) and not isinstance(passed[place], int):
+            return _choose(b, intrinsic, passed, place, kind.values)
+    generated = intrinsic.generate(b, *passed)
+    return number(result, generated) if isinstance(result, Number) else generated
 
 
-def _intrinsic_type(value: Value) -> Any:
-    if isinstance(value.kind, Array):
-        return types.Array(value.kind.dtype, value.kind.ndim)
-    if isinstance(value.kind, Record):
-        return types.UniTuple(types.int64, len(value.kind.items))
-    return _TYPES[value.kind]
+def _choose(b: Any, intrinsic: Intrinsic, passed: list[Any], place: int, values: tuple[int, ...]) -> None:
+    """Generates an intrinsic's code for each value that the argument at `place` may have."""
+    after = b.append_basic_block("after")
+    for value in values:
+        chosen, other = b.append_basic_block("chosen"), b.append_basic_block("other")
+        b.cbranch(b.icmp_signed("==", passed[place], v.I64(value)), chosen, other)
+        b.position_at_end(chosen)
+        intrinsic.generate(b, *passed[:place], value, *passed[place + 1 :])
+        b.branch(after)
+        b.position_at_end(other)
+    b.unreachable()
+    b.position_at_end(after)
 
 
 def _passed(b: Any, kind: Any, argument: Any) -> Any:
     """Returns an argument as an intrinsic with such a parameter takes it."""
-    if isinstance(kind, types.Literal):
-        return None
+    if isinstance(kind, OneOf):
+        if isinstance(argument, int) and argument not in kind.values:
+            raise CompileError(f"{argument} is not one of {kind.values}")
+        return argument if isinstance(argument, int) else convert(b, argument, INT).number
     value = as_value(argument)
-    if isinstance(kind, types.Array):
-        return value
-    if not isinstance(kind, types.UniTuple):
-        return convert(b, value, _RESULTS[kind]).number
-    if kind.count != len(value.parts) or any(part.type != INT.llvm for part in value.parts):
-        raise CompileError(f"a tuple of {kind.count} integers is needed")
-    aggregate: Any = ir.Constant(ir.ArrayType(INT.llvm, len(value.parts)), ir.Undefined)
-    for i, part in enumerate(value.parts):
-        aggregate = b.insert_value(aggregate, part, i)
-    return aggregate
+    if kind is Passing.ARRAY:
+        if not isinstance(value.kind, Array):
+            raise CompileError(f"{value.kind} where an array is needed")
+        return value.parts[0]
+    if kind is not Passing.INTS:
+        return convert(b, value, kind).number
+    if any(part.type != INT.llvm for part in value.parts):
+        raise CompileError("a tuple of integers is needed")
+    return value.parts

@@ -1,13 +1,15 @@
 """Compiles kernels: functions in a small part of Python, to one LLVM module.
 
 A kernel works on numbers, C-contiguous arrays and NamedTuples, and calls other kernels and intrinsics, which generate
-LLVM code. The types of a function's variables follow from its arguments, in the order of its statements: a variable
-keeps the type of its first value. Whatever is not known here raises CompileError with file and line.
+LLVM code. A loop over a generator is the generator's code, with the loop's body where it yields. The types of a
+function's variables follow from its arguments, in the order of its statements: a variable keeps the type of its first
+value. Whatever is not known here raises CompileError with file and line.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -87,16 +89,20 @@ class FunctionBody(Expressions):
         start = b.append_basic_block("start")
         b.branch(start)
         b.position_at_end(start)
-        names = [parameter.arg for parameter in self.tree.args.args]
-        if len(names) != len(self.kinds):
-            raise CompileError(f"{self.function.__name__} takes {len(names)} arguments")
         parts = iter(self.compiled.args[1:])
-        for name, kind in zip(names, self.kinds, strict=True):
-            self.assign_name(name, Value(kind, tuple(next(parts) for _ in kind.parts)))
-        self.run(self.tree.body)
+        self.run_with([Value(kind, tuple(next(parts) for _ in kind.parts)) for kind in self.kinds])
         if not b.block.is_terminated:
             b.ret_void()
         return self.compiled, self.result_kind
+
+    def run_with(self, arguments: list[Any]) -> None:
+        """Generates the function's statements."""
+        names = [parameter.arg for parameter in self.tree.args.args]
+        if len(names) != len(arguments):
+            raise CompileError(f"{self.function.__name__} takes {len(names)} arguments")
+        for name, argument in zip(names, arguments, strict=True):
+            self.assign_name(name, argument)
+        self.run(self.tree.body)
 
     def call_kernel(self, function: FunctionType, arguments: list[Value]) -> Any:
         """As in `calls.Caller`."""
@@ -232,27 +238,38 @@ class FunctionBody(Expressions):
         if not self.b.block.is_terminated:
             self.b.branch(next_round)
 
+    def run_loop_body(self, node: ast.For, item: Any, after: Any = None) -> None:
+        """Generates a loop's body for one item; `break` goes to `after`."""
+        body, next_round = self.b.append_basic_block("body"), self.b.append_basic_block("next")
+        self._assign_to(node.target, item)
+        self.b.branch(body)
+        self._run_body(node, body, next_round, after)
+        self.b.position_at_end(next_round)
+
     def _continue(self, node: ast.Continue) -> None:
         self.b.branch(self.loops[-1][0])
 
     def _break(self, node: ast.Break) -> None:
+        if self.loops[-1][1] is None:
+            raise CompileError("a loop over a generator has no break")
         self.b.branch(self.loops[-1][1])
 
     def _for(self, node: ast.For) -> None:
         call = node.iter
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "range":
-            self._for_range(node, [self.evaluate(argument) for argument in call.args])
-            return
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            arguments = [self.evaluate(argument) for argument in call.args]
+            if call.func.id == "range":
+                self._for_range(node, arguments)
+                return
+            if inspect.isgeneratorfunction(generator := self.evaluate(call.func)):
+                InlinedGenerator(self, node, generator).run_with(arguments)
+                return
         value = as_value(self.evaluate(call))
         if not isinstance(value.kind, Record):
             raise CompileError("a loop is over a range, or a tuple")
         b, after = self.b, self.b.append_basic_block("after")
         for item in items_of(value):
-            body, next_round = b.append_basic_block("body"), b.append_basic_block("next")
-            self._assign_to(node.target, item)
-            b.branch(body)
-            self._run_body(node, body, next_round, after)
-            b.position_at_end(next_round)
+            self.run_loop_body(node, item, after)
         b.branch(after)
         b.position_at_end(after)
 
@@ -277,3 +294,21 @@ class FunctionBody(Expressions):
         counter.store(b, number(INT, b.add(counter.load(b).number, width, flags=["nsw"])))
         b.branch(condition)
         b.position_at_end(after)
+
+
+class InlinedGenerator(FunctionBody):
+    """Generates a loop over a generator: the generator's code in the function of the loop, whose body it runs."""
+
+    def __init__(self, outer: FunctionBody, loop: ast.For, generator: FunctionType) -> None:
+        Expressions.__init__(self, outer.b, generator)
+        self.module, self.tree, self.outer, self.loop = outer.module, syntax_tree(generator), outer, loop
+        self.loops = []
+
+    def _expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Yield) and node.value.value is not None:
+            self.outer.run_loop_body(self.loop, self.evaluate(node.value.value))
+        else:
+            super()._expr(node)
+
+    def _return(self, node: ast.Return) -> None:
+        raise CompileError("a generator ends at its end")

@@ -105,11 +105,9 @@ def _gemm_row_group(task: GemmTask, begin: int, end: int, scratch: int) -> None:
             elif last_block == task.blocks:
                 out = glu_sums
             x, x_stride = task.x + 64 * row * task.blocks + TILE_BYTES * first_block, TILE_BYTES * task.blocks
-            two_tiles, dequantize = end - row > amx.TILE_ROWS, row == begin
-            _pass(
-                two_tiles, dequantize, x, x_stride, chunk, sums if index else 0, out, stride,
-                task.activation, pending,
-            )  # fmt: skip
+            tiles, dequantize = 1 + int(end - row > amx.TILE_ROWS), row == begin
+            before = sums if index else 0
+            _pass(tiles, dequantize, x, x_stride, chunk, before, out, stride, task.activation, pending)
             pending = _nothing_pending()
             if last_block == task.blocks and task.activation != NO_ACTIVATION:
                 tile = task.out + row // amx.TILE_ROWS * task.stride + TILE_BYTES * (columns // 2)
@@ -147,7 +145,7 @@ def _panel_chunk(task: GemmTask, columns: int, begin: int, end: int, scratch: in
 
 
 def _pass(
-    two_tiles: bool,
+    tiles: int,
     dequantize: bool,
     x: int,
     x_stride: int,
@@ -158,44 +156,30 @@ def _pass(
     activation: int,
     pending: PendingGlu,
 ) -> None:
-    """Multiplies 16 rows, or 32 (`two_tiles`), with a chunk, dequantizing it first if `dequantize`.
+    """Multiplies 16 * tiles rows, 16 or 32, with a chunk, dequantizing it first if `dequantize`.
 
     Starts from the sums at `sums` (0: from zero) and writes the new ones to `out`. Meanwhile computes `pending`.
     """
-    if two_tiles:
-        if sums:
-            amx_kernel.load_accumulators(2, sums, 4 * TILE_OUTPUTS)
-        else:
-            amx_kernel.zero_accumulators(2)
-    elif sums:
-        amx_kernel.load_accumulators(1, sums, 4 * TILE_OUTPUTS)
+    if sums:
+        amx_kernel.load_accumulators(tiles, sums, 4 * TILE_OUTPUTS)
     else:
-        amx_kernel.zero_accumulators(1)
+        amx_kernel.zero_accumulators(tiles)
     if dequantize and chunk.multiply_pass:
         _glu_rows(activation, pending, 0, PASS_ROWS // GLU_ROWS)
         call_pass(
             chunk.multiply_pass,
             (
                 chunk.tile, chunk.half, chunk.other_tile, chunk.other_half, chunk.begin, chunk.blocks, chunk.panel,
-                chunk.mask, x, x_stride, int(two_tiles),
+                chunk.mask, x, x_stride, tiles - 1,
             ),
         )  # fmt: skip
     else:
-        _multiply_blocks(two_tiles, dequantize, x, x_stride, chunk, activation, pending)
-    if two_tiles:
-        amx_kernel.store_accumulators(2, out, stride)
-    else:
-        amx_kernel.store_accumulators(1, out, stride)
+        _multiply_blocks(tiles, dequantize, x, x_stride, chunk, activation, pending)
+    amx_kernel.store_accumulators(tiles, out, stride)
 
 
 def _multiply_blocks(
-    two_tiles: bool,
-    dequantize: bool,
-    x: int,
-    x_stride: int,
-    chunk: PanelChunk,
-    activation: int,
-    pending: PendingGlu,
+    tiles: int, dequantize: bool, x: int, x_stride: int, chunk: PanelChunk, activation: int, pending: PendingGlu
 ) -> None:
     """Multiplies with the blocks of a chunk; dequantizes them one ahead if `dequantize`, as two layouts do it."""
     groups_per_block = (PASS_ROWS // GLU_ROWS + chunk.blocks - 1) // chunk.blocks
@@ -205,10 +189,7 @@ def _multiply_blocks(
         if dequantize and block + 1 < chunk.blocks:
             _dequantize_block(chunk, block + 1)
         panel = chunk.panel + PANEL_BYTES * (block & chunk.mask)
-        if two_tiles:
-            amx_kernel.multiply_block(2, x + TILE_BYTES * block, x_stride, panel)
-        else:
-            amx_kernel.multiply_block(1, x + TILE_BYTES * block, x_stride, panel)
+        amx_kernel.multiply_block(tiles, x + TILE_BYTES * block, x_stride, panel)
         if pending.num_groups:
             _glu_rows(activation, pending, block * groups_per_block, (block + 1) * groups_per_block)
 
@@ -226,7 +207,4 @@ def _glu_rows(activation: int, pending: PendingGlu, begin: int, end: int) -> Non
         row = group * GLU_ROWS
         sums = pending.sums + row * 4 * TILE_OUTPUTS
         out = pending.out + row // amx.TILE_ROWS * pending.stride + 64 * (row % amx.TILE_ROWS)
-        if activation == vector_ops.SILU:
-            vector_ops.glu_x4_to_bf16(0, sums, out)
-        else:
-            vector_ops.glu_x4_to_bf16(1, sums, out)
+        vector_ops.glu_x4_to_bf16(activation, sums, out)

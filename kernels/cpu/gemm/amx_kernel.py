@@ -10,78 +10,53 @@ order, so a row has the same bits in any batch; storing sums in memory between t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.amx import HAS_AMX, TILE_ROWS
-from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.compiler.intrinsics import literal_intrinsic
+from plait.kernels.cpu.compiler.intrinsics import Int, OneOf, intrinsic_if
 from plait.kernels.cpu.gemm.layouts import HALF_TILE
 
 TILE_BYTES = TILE_ROWS * 64  # bytes of a matrix register
 PANEL_BYTES = 2 * TILE_BYTES  # bytes of one block of a panel: 32 inputs, 32 outputs
 RESULT_BYTES = 4 * TILE_BYTES  # bytes of 32 rows and 32 columns of float32
+Tiles = Annotated[int, OneOf((2, 1))]  # of 16 rows
 VOID = ir.VoidType()
 LEFT, RIGHT = (4, 5), (6, 7)  # matrix registers; 0 to 3 hold sums
 
 
-@literal_intrinsic
-def zero_accumulators(context: Any, count: Any) -> Any:
+@intrinsic_if(HAS_AMX)
+def zero_accumulators(b: Any, count: Tiles) -> None:
     """Clears the accumulators of `count` (1 or 2) times 16 rows."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if HAS_AMX:
-            for i in range(2 * count.literal_value):
-                v.call_intrinsic(b, "llvm.x86.tilezero", VOID, [v.I8(i)])
-        return context.get_dummy_value()
-
-    return types.void(count), generate
+    for i in range(2 * count):
+        v.call_intrinsic(b, "llvm.x86.tilezero", VOID, [v.I8(i)])
 
 
-@literal_intrinsic
-def load_accumulators(context: Any, count: Any, address: Any, stride: Any) -> Any:
+@intrinsic_if(HAS_AMX)
+def load_accumulators(b: Any, count: Tiles, address: Int, stride: Int) -> None:
     """Loads the accumulators that `store_accumulators` wrote."""
-    return _move_accumulators("llvm.x86.tileloadd64", count)
+    _move_accumulators(b, "llvm.x86.tileloadd64", count, address, stride)
 
 
-@literal_intrinsic
-def store_accumulators(context: Any, count: Any, address: Any, stride: Any) -> Any:
+@intrinsic_if(HAS_AMX)
+def store_accumulators(b: Any, count: Tiles, address: Int, stride: Int) -> None:
     """Writes the accumulators, float32 [16 * count, 32], in rows of `stride` bytes."""
-    return _move_accumulators("llvm.x86.tilestored64", count)
+    _move_accumulators(b, "llvm.x86.tilestored64", count, address, stride)
 
 
-def _move_accumulators(instruction: str, count: Any) -> Any:
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if HAS_AMX:
-            for register, row in _accumulator_addresses(b, count.literal_value, *values[1:]):
-                v.call_intrinsic(b, instruction, VOID, [register, row, values[2]])
-        return context.get_dummy_value()
-
-    return types.void(count, types.int64, types.int64), generate
-
-
-def _accumulator_addresses(b: Any, count: int, address: Any, stride: Any) -> list[tuple[Any, Any]]:
-    """Returns each accumulator register and its address."""
+def _move_accumulators(b: Any, instruction: str, count: int, address: Any, stride: Any) -> None:
     rows = [b.add(address, b.mul(stride, v.I64(TILE_ROWS * i))) for i in range(count)]
-    return [
-        (v.I8(2 * i + half), v.pointer_at(b, rows[i], v.I8, 4 * HALF_TILE * half))
-        for i in range(count)
-        for half in range(2)
-    ]
+    halves = [v.pointer_at(b, row, v.I8, 4 * HALF_TILE * half) for row in rows for half in range(2)]
+    for register, half in enumerate(halves):
+        v.call_intrinsic(b, instruction, VOID, [v.I8(register), half, stride])
 
 
-@literal_intrinsic
-def multiply_block(context: Any, count: Any, x: Any, x_stride: Any, panel: Any) -> Any:
+@intrinsic_if(HAS_AMX)
+def multiply_block(b: Any, count: Tiles, x: Int, x_stride: Int, panel: Int) -> None:
     """Adds the products of bfloat16 tiles [count, 16 rows, 32], `x_stride` bytes apart, with one block of a panel."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if HAS_AMX:
-            generate_multiply_block(b, count.literal_value, *values[1:])
-        return context.get_dummy_value()
-
-    return types.void(count, *([types.int64] * 3)), generate
+    generate_multiply_block(b, count, x, x_stride, panel)
 
 
 def generate_multiply_block(b: Any, count: int, x: Any, x_stride: Any, panel: Any) -> None:

@@ -29,10 +29,11 @@ from plait.kernels.cpu.ops import quantize_blocks
 from plait.kernels.cpu.parallel.threads import (
     ThreadContext,
     barrier_wait,
-    claim_local_work,
     claim_work,
     items_per_claim,
     mark_done,
+    shared_items,
+    shared_ranges,
 )
 from plait.kernels.cpu.row_partition import partition_activations
 from plait.kernels.cpu.vector_ops import address_of
@@ -47,22 +48,14 @@ def score_experts(ctx: ThreadContext, router: int, num_experts: int, normed: Any
     rows, width = experts.scores.shape
     channels, groups = normed.shape[1], width // GROUP
     items = rows * groups
-    count = items_per_claim(items, ctx)
-    while True:
-        first = claim_work(ctx.counters, 0, count)
-        if first >= items:
-            break
-        last = min(items, first + count)
-        for item in range(first, last):
-            token, begin = item // groups, item % groups * GROUP
-            x = address_of(normed) + 4 * token * channels
-            for expert in range(begin, begin + GROUP):
-                score = NO_SCORE
-                if expert < num_experts:
-                    score = vector_ops.dot(x, router + 4 * expert * channels, channels // 16)
-                experts.scores[token, expert] = score
-        mark_done(ctx.counters, 0, last - first)
-    barrier_wait(ctx.counters, 0, items)
+    for item in shared_items(ctx, 0, items, items_per_claim(items, ctx)):
+        token, begin = item // groups, item % groups * GROUP
+        x = address_of(normed) + 4 * token * channels
+        for expert in range(begin, begin + GROUP):
+            score = NO_SCORE
+            if expert < num_experts:
+                score = vector_ops.dot(x, router + 4 * expert * channels, channels // 16)
+            experts.scores[token, expert] = score
 
 
 def choose_experts(ctx: ThreadContext, num_experts: int, normalize: int, experts: ExpertBuffers) -> None:
@@ -71,10 +64,7 @@ def choose_experts(ctx: ThreadContext, num_experts: int, normalize: int, experts
     With `normalize`, the weights of the chosen experts are scaled to sum to 1.
     """
     items, width = experts.scores.shape
-    while True:
-        token = claim_work(ctx.counters, 1, 1)
-        if token >= items:
-            break
+    for token in shared_items(ctx, 1, items, 1):
         scores = experts.scores[token]
         highest = scores[0]
         for expert in range(1, num_experts):
@@ -95,8 +85,6 @@ def choose_experts(ctx: ThreadContext, num_experts: int, normalize: int, experts
             total = chosen_total
         for k in range(experts.chosen.shape[1]):
             experts.weights[token, k] /= total
-        mark_done(ctx.counters, 1, 1)
-    barrier_wait(ctx.counters, 1, items)
 
 
 def group_by_expert(ctx: ThreadContext, experts: ExpertBuffers) -> None:
@@ -130,18 +118,10 @@ def gather_inputs(ctx: ThreadContext, normed: Any, experts: ExpertBuffers) -> No
     """Phase 3: quantizes each token to the rows of its pairs."""
     items, channels = normed.shape
     blocks = channels // 32
-    count = items_per_claim(items, ctx)
-    while True:
-        first = claim_work(ctx.counters, 3, count)
-        if first >= items:
-            break
-        last = min(items, first + count)
-        for token in range(first, last):
-            x = address_of(normed) + 4 * token * channels
-            for k in range(experts.places.shape[1]):
-                quantize_blocks(x, experts.inputs, int(experts.places[token, k]) * blocks, blocks)
-        mark_done(ctx.counters, 3, last - first)
-    barrier_wait(ctx.counters, 3, items)
+    for token in shared_items(ctx, 3, items, items_per_claim(items, ctx)):
+        x = address_of(normed) + 4 * token * channels
+        for k in range(experts.places.shape[1]):
+            quantize_blocks(x, experts.inputs, int(experts.places[token, k]) * blocks, blocks)
 
 
 def _stream_of_expert(parts: Any, first_column: int, tiles: int, expert: int) -> TileStream:
@@ -170,12 +150,7 @@ def multiply_gate_up(
     """
     tiles = experts.inner.scales.shape[1]
     items = int(experts.active[0]) * tiles
-    count = items_per_claim(items, ctx)
-    while True:
-        item, last = claim_local_work(ctx.counters, 4, count, items, ctx.thread_id, ctx.num_threads)
-        if item >= items:
-            break
-        mark = last - item
+    for item, last in shared_ranges(ctx, 4, items):
         while item < last:
             expert, first_tile = int(experts.active[1 + item // tiles]), item % tiles
             last_tile = min(tiles, first_tile + last - item)
@@ -187,20 +162,14 @@ def multiply_gate_up(
             out = partition_activations(experts.inner, begin, end)
             gate_up_tiles(functions, gate, up, activation, x, out, first_tile, last_tile, buffer, no_updates)
             item += last_tile - first_tile
-        mark_done(ctx.counters, 4, mark)
-    barrier_wait(ctx.counters, 4, items)
 
 
 def multiply_down(ctx: ThreadContext, parts: Any, num_experts: int, experts: ExpertBuffers) -> None:
     """Phase 5: multiplies the rows of each active expert with its second weight."""
     tiles = int(parts[NUM_TILES]) // num_experts
     items = int(experts.active[0]) * tiles
-    count, stride = items_per_claim(items, ctx), 4 * int(experts.out.shape[1])
-    while True:
-        item, last = claim_local_work(ctx.counters, 5, count, items, ctx.thread_id, ctx.num_threads)
-        if item >= items:
-            break
-        mark = last - item
+    stride = 4 * int(experts.out.shape[1])
+    for item, last in shared_ranges(ctx, 5, items):
         while item < last:
             expert, first_tile = int(experts.active[1 + item // tiles]), item % tiles
             last_tile = min(tiles, first_tile + last - item)
@@ -211,25 +180,15 @@ def multiply_down(ctx: ThreadContext, parts: Any, num_experts: int, experts: Exp
                 4 * TILE_OUTPUTS,
             )  # fmt: skip
             item += last_tile - first_tile
-        mark_done(ctx.counters, 5, mark)
-    barrier_wait(ctx.counters, 5, items)
 
 
 def combine_outputs(ctx: ThreadContext, experts: ExpertBuffers, out: Any) -> None:
     """Phase 6: writes the weighted sum of each token's experts to out [T, C], in the order of their scores."""
     items, channels = out.shape
-    count = items_per_claim(items, ctx)
-    while True:
-        first = claim_work(ctx.counters, 6, count)
-        if first >= items:
-            break
-        last = min(items, first + count)
-        for token in range(first, last):
-            row = address_of(out) + 4 * token * channels
-            for channel in range(channels):
-                out[token, channel] = np.float32(0.0)
-            for k in range(experts.places.shape[1]):
-                addend = address_of(experts.out) + 4 * channels * int(experts.places[token, k])
-                vector_ops.add_scaled_into(row, addend, experts.weights[token, k], channels // 16)
-        mark_done(ctx.counters, 6, last - first)
-    barrier_wait(ctx.counters, 6, items)
+    for token in shared_items(ctx, 6, items, items_per_claim(items, ctx)):
+        row = address_of(out) + 4 * token * channels
+        for channel in range(channels):
+            out[token, channel] = np.float32(0.0)
+        for k in range(experts.places.shape[1]):
+            addend = address_of(experts.out) + 4 * channels * int(experts.places[token, k])
+            vector_ops.add_scaled_into(row, addend, experts.weights[token, k], channels // 16)

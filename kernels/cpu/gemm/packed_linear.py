@@ -15,7 +15,7 @@ from plait.kernels.cpu.gemm.amx_kernel import TILE_BYTES
 from plait.kernels.cpu.gemm.layout_calls import call_output, call_product
 from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
 from plait.kernels.cpu.kernel_types import DOWN_TILES, TILE_COLUMNS, TILES_OF_UP, QuantizedActivations, RowUpdates
-from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_local_work, items_per_claim, mark_done
+from plait.kernels.cpu.parallel.threads import ThreadContext, shared_ranges
 from plait.kernels.cpu.vector_ops import address_of
 
 # A weight is one or several parts, whose outputs follow each other and whose layouts may differ. Columns of a part: the
@@ -32,11 +32,7 @@ def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, 
     """
     rows, blocks = x.scales.shape
     items = out.shape[1] // TILE_OUTPUTS
-    count = items_per_claim(items, ctx)
-    while True:
-        first, last = claim_local_work(ctx.counters, phase, count, items, ctx.thread_id, ctx.num_threads)
-        if first >= items:
-            break
+    for first, last in shared_ranges(ctx, phase, items):
         begin = 0  # the first tile of the part
         for i in range(0, len(parts), PART_COLUMNS):
             stream = TileStream(
@@ -61,8 +57,6 @@ def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, 
                 updates, 0, rows, first, address_of(out) + 4 * TILE_OUTPUTS * first, 4 * out.shape[1], last - first,
                 4 * TILE_OUTPUTS,
             )  # fmt: skip
-        mark_done(ctx.counters, phase, last - first)
-    barrier_wait(ctx.counters, phase, items)
 
 
 def add_up(
@@ -127,14 +121,10 @@ def gate_up_linear(
     """
     blocks = x.scales.shape[1]
     items = out.quants.shape[1] // TILE_OUTPUTS
-    count = items_per_claim(items, ctx)
     gate = TileStream(parts[DEQUANTIZE], parts[MULTIPLY_PASS], parts[TILES_AT], parts[TILE_STRIDE])
     second = parts[PART_COLUMNS:]
     up = TileStream(second[DEQUANTIZE], second[MULTIPLY_PASS], second[TILES_AT], second[TILE_STRIDE])
-    while True:
-        first, last = claim_local_work(ctx.counters, phase, count, items, ctx.thread_id, ctx.num_threads)
-        if first >= items:
-            break
+    for first, last in shared_ranges(ctx, phase, items):
         if len(x.bf16_tiles):
             tiles, target = address_of(x.bf16_tiles), address_of(out.bf16_tiles)
             stride = TILE_BYTES * out.scales.shape[1]
@@ -143,8 +133,6 @@ def gate_up_linear(
         else:
             functions = (parts[PRODUCT], second[PRODUCT])
             gate_up_tiles(functions, gate, up, activation, x, out, first, last, gate_up_buffer, updates)
-        mark_done(ctx.counters, phase, last - first)
-    barrier_wait(ctx.counters, phase, items)
 
 
 def gate_up_tiles(
@@ -199,7 +187,4 @@ def _glu_block(activation: int, pair: int, out: QuantizedActivations, row: int, 
     index, up = row * out.scales.shape[1] + block, pair + 4 * TILE_OUTPUTS
     quants, scale = address_of(out.quants) + TILE_OUTPUTS * index, address_of(out.scales) + 4 * index
     block_sum, half_sums = address_of(out.block_sums) + 4 * index, address_of(out.half_sums) + 4 * index
-    if activation == vector_ops.SILU:
-        vector_ops.glu_quantize_block(0, pair, up, quants, scale, block_sum, half_sums)
-    else:
-        vector_ops.glu_quantize_block(1, pair, up, quants, scale, block_sum, half_sums)
+    vector_ops.glu_quantize_block(activation, pair, up, quants, scale, block_sum, half_sums)

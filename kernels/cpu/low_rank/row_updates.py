@@ -17,7 +17,7 @@ from plait.kernels.cpu.gemm.amx_blocking import TileStream
 from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import linear, multiply_tiles
 from plait.kernels.cpu.kernel_types import QuantizedActivations, RowUpdates
-from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_work, mark_done
+from plait.kernels.cpu.parallel.threads import ThreadContext, shared_items
 from plait.kernels.cpu.vector_ops import address_of
 
 ROWS_PER_ITEM = 4
@@ -60,10 +60,7 @@ def multiply_down(ctx: ThreadContext, phase: int, updates: RowUpdates, x: Quanti
     """Writes the terms of the rows of x [T, K], int8, that have an adapter. An item is 32 terms of a few rows."""
     rows, tiles = len(x.scales), updates.terms.shape[1] // TILE_OUTPUTS
     items = (rows + ROWS_PER_ITEM - 1) // ROWS_PER_ITEM * tiles
-    while True:
-        item = claim_work(ctx.counters, phase, 1)
-        if item >= items:
-            break
+    for item in shared_items(ctx, phase, items, 1):
         tile, row = item % tiles, item // tiles * ROWS_PER_ITEM
         last = min(rows, row + ROWS_PER_ITEM)
         while row < last:
@@ -75,8 +72,6 @@ def multiply_down(ctx: ThreadContext, phase: int, updates: RowUpdates, x: Quanti
                 if tile < entry[types.DOWN_TILES]:
                     _write_terms(tile, row, end - row, entry, updates, x)
             row = end
-        mark_done(ctx.counters, phase, 1)
-    barrier_wait(ctx.counters, phase, items)
 
 
 def _write_terms(tile: int, row: int, rows: int, entry: Any, updates: RowUpdates, x: QuantizedActivations) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.compiler.intrinsics import intrinsic
+from plait.kernels.cpu.compiler.intrinsics import Int, intrinsic
 
 FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
 MACHINE = platform.machine()
@@ -25,71 +24,43 @@ SPINS_BEFORE_SLEEP = 2000  # reads of a number before a waiting thread sleeps: a
 
 
 @intrinsic
-def atomic_add(context: Any, address: Any, count: Any) -> Any:
+def atomic_add(b: Any, address: Int, count: Int) -> Int:
     """Adds `count` to the int64 at an address; returns the value before."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        return b.atomic_rmw("add", v.pointer_at(b, values[0], v.I64), values[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
+    return b.atomic_rmw("add", v.pointer_at(b, address, v.I64), count, "seq_cst")
 
 
 @intrinsic
-def atomic_load(context: Any, address: Any) -> Any:
+def atomic_load(b: Any, address: Int) -> Int:
     """Returns the int64 at an address."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        return b.load_atomic(v.pointer_at(b, values[0], v.I64), "seq_cst", 8)
-
-    return types.int64(types.int64), generate
+    return b.load_atomic(v.pointer_at(b, address, v.I64), "seq_cst", 8)
 
 
 @intrinsic
-def spin_pause(context: Any) -> Any:
+def spin_pause(b: Any) -> None:
     """The PAUSE instruction of x86, for waiting loops; nothing on other processors."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if MACHINE in ("x86_64", "AMD64"):
-            v.call_intrinsic(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    if MACHINE in ("x86_64", "AMD64"):
+        v.call_intrinsic(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
 
 
 @intrinsic
-def yield_thread(context: Any) -> Any:
+def yield_thread(b: Any) -> None:
     """Calls `sched_yield` of the C library."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        function = v.external_function(b, "sched_yield", ir.FunctionType(v.I32, []))
-        b.call(function, [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    function = v.external_function(b, "sched_yield", ir.FunctionType(v.I32, []))
+    b.call(function, [])
 
 
 @intrinsic
-def atomic_store(context: Any, address: Any, value: Any) -> Any:
+def atomic_store(b: Any, address: Int, value: Int) -> None:
     """Stores an int64 at an address."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        b.store_atomic(values[1], v.pointer_at(b, values[0], v.I64), "seq_cst", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    b.store_atomic(value, v.pointer_at(b, address, v.I64), "seq_cst", 8)
 
 
 @intrinsic
-def _futex(context: Any, address: Any, operation: Any, value: Any) -> Any:
+def _futex(b: Any, address: Int, operation: Int, value: Int) -> None:
     """The system call `futex` without a time limit, on the lower 32 bits of the int64 at an address."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(v.I64, [v.I64], var_arg=True)
-        function = v.external_function(b, "syscall", kind)
-        b.call(function, [v.I64(SYS_FUTEX), *values, v.I64(0), v.I64(0), v.I64(0)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
+    kind = ir.FunctionType(v.I64, [v.I64], var_arg=True)
+    function = v.external_function(b, "syscall", kind)
+    b.call(function, [v.I64(SYS_FUTEX), address, operation, value, v.I64(0), v.I64(0), v.I64(0)])
 
 
 def add_and_wake(address: int, count: int) -> None:

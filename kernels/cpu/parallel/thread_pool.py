@@ -17,8 +17,7 @@ import numpy as np
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.compiler.intrinsics import intrinsic
+from plait.kernels.cpu.compiler.intrinsics import Int, intrinsic
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.kernel_args import aligned_zeros
 from plait.kernels.cpu.parallel.atomics import (
@@ -42,15 +41,10 @@ CONTROL_BYTES = 512
 
 
 @intrinsic
-def _call_kernel(context: Any, function: Any, thread_id: Any, threads: Any, args: Any) -> Any:
+def _call_kernel(b: Any, function: Int, thread_id: Int, threads: Int, args: Int) -> None:
     """Calls the machine code at an address."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [v.I64] * 3)
-        b.call(b.inttoptr(values[0], kind.as_pointer()), values[1:])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), generate
+    kind = ir.FunctionType(ir.VoidType(), [v.I64] * 3)
+    b.call(b.inttoptr(function, kind.as_pointer()), [thread_id, threads, args])
 
 
 def run_step(function: int, address: int, threads: int, control: int) -> None:

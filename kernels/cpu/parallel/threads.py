@@ -1,16 +1,16 @@
 """Work sharing between the threads of one step: atomic counters in memory, one pair for each phase.
 
 Entering a parallel region costs microseconds and a step has hundreds of phases, so a step enters one region only. A
-phase is a number of independent items, and every phase runs the same loop on each thread:
+phase is a number of independent items, and every phase runs the same loop on each thread (`shared_items`):
 
     claim the next items until there are none left; compute them; mark them done; wait until all items are done
 
-A thread that is late, or never starts, costs time but loses no item. The loop is written out in every phase because
-kernels have no closures.
+A thread that is late, or never starts, costs time but loses no item.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from plait.kernels.cpu.parallel.atomics import add_and_wake, atomic_add, wait_until_at_least
@@ -62,3 +62,28 @@ def mark_done(counters: int, phase: int, count: int) -> None:
 def barrier_wait(counters: int, phase: int, items: int) -> None:
     """Waits until all `items` of the phase are done."""
     wait_until_at_least(counters + 16 * COUNTER_STRIDE * phase + 8 * COUNTER_STRIDE, items)
+
+
+def shared_items(ctx: ThreadContext, phase: int, items: int, count: int) -> Iterator[Any]:
+    """The items of a phase that this thread claims, `count` at once; ends when the phase is done."""
+    while True:
+        first = claim_work(ctx.counters, phase, count)
+        if first >= items:
+            break
+        last = min(items, first + count)
+        for item in range(first, last):  # noqa: UP028, compiled code knows no `yield from`
+            yield item
+        mark_done(ctx.counters, phase, last - first)
+    barrier_wait(ctx.counters, phase, items)
+
+
+def shared_ranges(ctx: ThreadContext, phase: int, items: int) -> Iterator[tuple[Any, Any]]:
+    """As `shared_items`, each claim as its first item and the one after its last (`claim_local_work`)."""
+    count = items_per_claim(items, ctx)
+    while True:
+        first, last = claim_local_work(ctx.counters, phase, count, items, ctx.thread_id, ctx.num_threads)
+        if first >= items:
+            break
+        yield first, last
+        mark_done(ctx.counters, phase, last - first)
+    barrier_wait(ctx.counters, phase, items)

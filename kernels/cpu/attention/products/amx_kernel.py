@@ -18,8 +18,7 @@ from llvmlite import ir
 from plait.kernels.cpu import amx
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, LANES, NARROW_LANES
-from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.compiler.intrinsics import intrinsic
+from plait.kernels.cpu.compiler.intrinsics import Int, intrinsic_if
 
 VOID = ir.VoidType()
 # Matrix registers: four of 16 rows of 64 bytes; two with rows of 4 numbers, and two of 4 rows, for the narrow form.
@@ -45,23 +44,11 @@ def _add(b: Any, address: Any, offset: int) -> Any:
     return b.add(address, v.I64(offset))
 
 
-@intrinsic
+@intrinsic_if(amx.HAS_AMX)
 def compute_qk(
-    context: Any, queries: Any, query_stride: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any
-) -> Any:
-    """Computes the scores of 16 queries (`pack_queries`) and 32 * chunks keys, `stride` bytes apart."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if amx.HAS_AMX:
-            _compute_qk(b, *values)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 7)), generate
-
-
-def _compute_qk(
-    b: Any, queries: Any, query_stride: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any
+    b: Any, queries: Int, query_stride: Int, head_dim: Int, keys: Int, stride: Int, chunks: Int, out: Int
 ) -> None:
+    """Computes the scores of 16 queries (`pack_queries`) and 32 * chunks keys, `stride` bytes apart."""
     positions = v.Loop(b, chunks)
     for register in (FIRST, SECOND):
         v.call_intrinsic(b, "llvm.x86.tilezero", VOID, [register])
@@ -79,23 +66,11 @@ def _compute_qk(
     positions.end()
 
 
-@intrinsic
+@intrinsic_if(amx.HAS_AMX)
 def compute_qk_x4(
-    context: Any, queries: Any, query_stride: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any
-) -> Any:
-    """Computes the scores of 4 queries, [64, 4], as `compute_qk` does."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if amx.HAS_AMX:
-            _compute_qk_x4(b, *values)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 7)), generate
-
-
-def _compute_qk_x4(
-    b: Any, queries: Any, query_stride: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any
+    b: Any, queries: Int, query_stride: Int, head_dim: Int, keys: Int, stride: Int, chunks: Int, out: Int
 ) -> None:
+    """Computes the scores of 4 queries, [64, 4], as `compute_qk` does."""
     positions = v.Loop(b, b.shl(chunks, v.I64(1)))
     v.call_intrinsic(b, "llvm.x86.tilezero", VOID, [X4_SCORES])
     rows = b.add(keys, b.mul(positions.i, b.mul(stride, v.I64(LANES))))
@@ -108,19 +83,9 @@ def _compute_qk_x4(
     positions.end()
 
 
-@intrinsic
-def accumulate_pv(context: Any, probs: Any, values_: Any, head_dim: Any, chunks: Any, accumulators: Any) -> Any:
+@intrinsic_if(amx.HAS_AMX)
+def accumulate_pv(b: Any, probs: Int, values: Int, head_dim: Int, chunks: Int, accumulators: Int) -> None:
     """Adds 32 * chunks values, weighted by 16 lanes' probabilities, to their accumulators."""
-
-    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        if amx.HAS_AMX:
-            _accumulate_pv(b, *arguments)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 5)), generate
-
-
-def _accumulate_pv(b: Any, probs: Any, values: Any, head_dim: Any, chunks: Any, accumulators: Any) -> None:
     stride = b.shl(head_dim, v.I64(2))
     channels = v.Loop(b, b.lshr(head_dim, v.I64(5)))
     offset = b.shl(channels.i, v.I64(7))
@@ -139,19 +104,9 @@ def _accumulate_pv(b: Any, probs: Any, values: Any, head_dim: Any, chunks: Any, 
     channels.end()
 
 
-@intrinsic
-def accumulate_pv_x4(context: Any, probs: Any, values_: Any, head_dim: Any, chunks: Any, accumulators: Any) -> Any:
+@intrinsic_if(amx.HAS_AMX)
+def accumulate_pv_x4(b: Any, probs: Int, values: Int, head_dim: Int, chunks: Int, accumulators: Int) -> None:
     """Adds the weighted values of 4 lanes, as `accumulate_pv` does."""
-
-    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        if amx.HAS_AMX:
-            _accumulate_pv_x4(b, *arguments)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 5)), generate
-
-
-def _accumulate_pv_x4(b: Any, probs: Any, values: Any, head_dim: Any, chunks: Any, accumulators: Any) -> None:
     stride = b.shl(head_dim, v.I64(2))
     channels = v.Loop(b, b.lshr(head_dim, v.I64(4)))
     offset = b.shl(channels.i, v.I64(6))

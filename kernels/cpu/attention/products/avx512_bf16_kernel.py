@@ -20,8 +20,7 @@ from plait.kernels.cpu.attention.kv_layout import (
     shuffled,
 )
 from plait.kernels.cpu.attention.lane_vectors import sum_partial_sums
-from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.compiler.intrinsics import intrinsic
+from plait.kernels.cpu.compiler.intrinsics import Int, intrinsic, intrinsic_if
 
 PARTIAL_SUMS = 4  # partial sums of a score
 UNROLL = 8  # positions, or lanes, whose sums are in registers at once
@@ -36,23 +35,11 @@ def _pair(b: Any, address: Any, offset: int = 0) -> Any:
     return v.broadcast_load(b, address, v.I32, offset)
 
 
-@intrinsic
+@intrinsic_if(v.HAS_BF16_DOT)
 def compute_qk(
-    context: Any, queries: Any, query_stride: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any
-) -> Any:
-    """Computes what `amx_kernel.compute_qk` computes."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if v.HAS_BF16_DOT:
-            _compute_qk(b, *values)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 7)), generate
-
-
-def _compute_qk(
-    b: Any, queries: Any, query_stride: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any
+    b: Any, queries: Int, query_stride: Int, head_dim: Int, keys: Int, stride: Int, chunks: Int, out: Int
 ) -> None:
+    """Computes what `amx_kernel.compute_qk` computes."""
     fours = v.Loop(b, b.shl(chunks, v.I64(3)))
     first_row = b.add(keys, b.mul(fours.i, b.shl(stride, v.I64(2))))
     rows = [b.add(first_row, b.mul(stride, v.I64(i))) for i in range(4)]
@@ -73,36 +60,20 @@ def _compute_qk(
 
 
 @intrinsic
-def pack_queries_x4(context: Any, queries: Any, query_stride: Any, head_dim: Any, out: Any) -> Any:
+def pack_queries_x4(b: Any, queries: Int, query_stride: Int, head_dim: Int, out: Int) -> None:
     """Repacks 4 lanes of queries [D / 2, lanes, 2] for `compute_qk_x4`: [D / 8, lane, 4 pairs]."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        queries, query_stride, head_dim, out = values
-        loop = v.Loop(b, b.lshr(head_dim, v.I64(3)))
-        source = b.add(queries, b.mul(loop.i, b.shl(query_stride, v.I64(2))))
-        rows = [v.load(b, b.add(source, b.mul(query_stride, v.I64(i))), v.vector(v.I32, 4)) for i in range(4)]
-        halves = [shuffled(b, rows[i], rows[i + 1], [*range(8)]) for i in (0, 2)]
-        both = shuffled(b, halves[0], halves[1], [*range(16)])
-        v.store(b, shuffled(b, both, both, TRANSPOSE_4X4), b.add(out, b.shl(loop.i, v.I64(6))))
-        loop.end()
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 4)), generate
+    loop = v.Loop(b, b.lshr(head_dim, v.I64(3)))
+    source = b.add(queries, b.mul(loop.i, b.shl(query_stride, v.I64(2))))
+    rows = [v.load(b, b.add(source, b.mul(query_stride, v.I64(i))), v.vector(v.I32, 4)) for i in range(4)]
+    halves = [shuffled(b, rows[i], rows[i + 1], [*range(8)]) for i in (0, 2)]
+    both = shuffled(b, halves[0], halves[1], [*range(16)])
+    v.store(b, shuffled(b, both, both, TRANSPOSE_4X4), b.add(out, b.shl(loop.i, v.I64(6))))
+    loop.end()
 
 
-@intrinsic
-def compute_qk_x4(context: Any, queries: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any) -> Any:
+@intrinsic_if(v.HAS_BF16_DOT)
+def compute_qk_x4(b: Any, queries: Int, head_dim: Int, keys: Int, stride: Int, chunks: Int, out: Int) -> None:
     """Computes what `amx_kernel.compute_qk_x4` computes, from the queries that `pack_queries_x4` packed."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if v.HAS_BF16_DOT:
-            _compute_qk_x4(b, *values)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 6)), generate
-
-
-def _compute_qk_x4(b: Any, queries: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any) -> None:
     loop = v.Loop(b, b.shl(chunks, v.I64(2)))
     first_row = b.add(keys, b.mul(loop.i, b.mul(stride, v.I64(UNROLL))))
     rows = [b.add(first_row, b.mul(stride, v.I64(i))) for i in range(UNROLL)]
@@ -121,32 +92,19 @@ def _compute_qk_x4(b: Any, queries: Any, head_dim: Any, keys: Any, stride: Any, 
     loop.end()
 
 
-@intrinsic
-def accumulate_pv(context: Any, probs: Any, values_: Any, head_dim: Any, chunks: Any, accumulators: Any) -> Any:
+@intrinsic_if(v.HAS_BF16_DOT)
+def accumulate_pv(b: Any, probs: Int, values: Int, head_dim: Int, chunks: Int, accumulators: Int) -> None:
     """Computes what `amx_kernel.accumulate_pv` computes."""
-
-    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        if v.HAS_BF16_DOT:
-            probs, values, head_dim, chunks, accumulators = arguments
-            for first in range(0, LANES, UNROLL):
-                lane_probs = b.add(probs, v.I64(2 * KV_BLOCK * first))
-                lane_accumulators = b.add(accumulators, b.mul(head_dim, v.I64(4 * first)))
-                _accumulate_pv(b, UNROLL, lane_probs, values, head_dim, chunks, lane_accumulators)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 5)), generate
+    for first in range(0, LANES, UNROLL):
+        lane_probs = b.add(probs, v.I64(2 * KV_BLOCK * first))
+        lane_accumulators = b.add(accumulators, b.mul(head_dim, v.I64(4 * first)))
+        _accumulate_pv(b, UNROLL, lane_probs, values, head_dim, chunks, lane_accumulators)
 
 
-@intrinsic
-def accumulate_pv_x4(context: Any, probs: Any, values_: Any, head_dim: Any, chunks: Any, accumulators: Any) -> Any:
+@intrinsic_if(v.HAS_BF16_DOT)
+def accumulate_pv_x4(b: Any, probs: Int, values_: Int, head_dim: Int, chunks: Int, accumulators: Int) -> None:
     """Computes what `amx_kernel.accumulate_pv_x4` computes."""
-
-    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        if v.HAS_BF16_DOT:
-            _accumulate_pv(b, NARROW_LANES, *arguments)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 5)), generate
+    _accumulate_pv(b, NARROW_LANES, probs, values_, head_dim, chunks, accumulators)
 
 
 def _accumulate_pv(b: Any, lanes: int, probs: Any, values: Any, head_dim: Any, chunks: Any, accumulators: Any) -> None:

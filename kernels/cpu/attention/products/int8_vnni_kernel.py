@@ -22,9 +22,8 @@ from llvmlite import ir
 from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, LANES, NARROW_LANES, shuffled
-from plait.kernels.cpu.attention.lane_vectors import LaneVectors, ProbsWriter, larger_bits, sum_partial_sums
-from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.compiler.intrinsics import intrinsic, literal_intrinsic
+from plait.kernels.cpu.attention.lane_vectors import Lanes, LaneVectors, ProbsWriter, larger_bits, sum_partial_sums
+from plait.kernels.cpu.compiler.intrinsics import Int, intrinsic, intrinsic_if
 
 HAS_VNNI = isa.has_features("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 UNROLL = 8  # positions whose sums are in registers at once
@@ -54,23 +53,13 @@ def _whole(b: Any, lower: Any, upper: Any) -> Any:
     return b.add(lower, b.shl(upper, v.constant(v.I32X16, 8)))
 
 
-@intrinsic
-def quantize_query(context: Any, query: Any, head_dim: Any, out: Any, scale: Any, excess: Any) -> Any:
+@intrinsic_if(HAS_VNNI)
+def quantize_query(b: Any, query: Int, head_dim: Int, out: Int, scale: Int, excess: Int) -> None:
     """Writes a query, float32 [D], as planes int8 [D / 4, 2, 4], its float32 scale, and its int32 excess.
 
     The scale, the largest magnitude divided by MAX_QUERY, is not finite if the query is not. The excess is what the
     product with a key has too much because keys are made unsigned by adding 128: 128 times the sum of the integers.
     """
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if HAS_VNNI:
-            _quantize_query(b, *values)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 5)), generate
-
-
-def _quantize_query(b: Any, query: Any, head_dim: Any, out: Any, scale: Any, excess: Any) -> None:
     parts = b.lshr(head_dim, v.I64(4))
     loop = v.Loop(b, parts, [v.constant(v.I32X16, 0)])  # of magnitudes' bits, which order as the magnitudes do
     bits = b.and_(v.load(b, b.add(query, b.shl(loop.i, v.I64(6))), v.I32X16), v.constant(v.I32X16, 0x7FFFFFFF))
@@ -90,85 +79,60 @@ def _quantize_query(b: Any, query: Any, head_dim: Any, out: Any, scale: Any, exc
 
 
 @intrinsic
-def pack_queries_x4(context: Any, queries: Any, head_dim: Any, out: Any) -> Any:
+def pack_queries_x4(b: Any, queries: Int, head_dim: Int, out: Int) -> None:
     """Packs 4 lanes of `quantize_query`, 2 * D bytes apart, for `compute_qk`."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        queries, head_dim, out = values
-        loop = v.Loop(b, b.lshr(head_dim, v.I64(4)))
-        query, lanes = b.add(queries, b.shl(loop.i, v.I64(5))), []
-        for _ in range(NARROW_LANES):
-            lanes.append(v.load(b, query, v.vector(v.I32, 8)))
-            query = b.add(query, b.shl(head_dim, v.I64(1)))
-        pairs = [shuffled(b, lanes[i], lanes[i + 1], [*range(16)]) for i in (0, 2)]
-        for plane in range(2):
-            mask = [2 * i + plane for i in range(v.LANES)]
-            v.store(b, shuffled(b, pairs[0], pairs[1], mask), b.add(out, b.shl(loop.i, v.I64(7))), 64 * plane)
-        loop.end()
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 3)), generate
+    loop = v.Loop(b, b.lshr(head_dim, v.I64(4)))
+    query, lanes = b.add(queries, b.shl(loop.i, v.I64(5))), []
+    for _ in range(NARROW_LANES):
+        lanes.append(v.load(b, query, v.vector(v.I32, 8)))
+        query = b.add(query, b.shl(head_dim, v.I64(1)))
+    pairs = [shuffled(b, lanes[i], lanes[i + 1], [*range(16)]) for i in (0, 2)]
+    for plane in range(2):
+        mask = [2 * i + plane for i in range(v.LANES)]
+        v.store(b, shuffled(b, pairs[0], pairs[1], mask), b.add(out, b.shl(loop.i, v.I64(7))), 64 * plane)
+    loop.end()
 
 
-@intrinsic
-def interleave_values(context: Any, values_: Any, stride: Any, head_dim: Any, quads: Any, out: Any) -> Any:
+@intrinsic_if(HAS_VNNI)
+def interleave_values(b: Any, values: Int, stride: Int, head_dim: Int, quads: Int, out: Int) -> None:
     """Interleaves int8 rows [4 * quads, D], `stride` bytes apart, to [quads, D, 4]."""
-
-    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        if HAS_VNNI:
-            values, stride, head_dim, quads, out = arguments
-            loop = v.Loop(b, quads)
-            source = b.add(values, b.mul(loop.i, b.shl(stride, v.I64(2))))
-            parts = v.Loop(b, b.lshr(head_dim, v.I64(5)))
-            target = b.add(b.add(out, b.mul(loop.i, b.shl(head_dim, v.I64(2)))), b.shl(parts.i, v.I64(7)))
-            address, rows = b.add(source, b.shl(parts.i, v.I64(5))), []
-            for _ in range(QUAD):
-                rows.append(v.load(b, address, v.vector(v.I8, 32)))
-                address = b.add(address, stride)
-            pairs = [shuffled(b, rows[i], rows[i + 1], list(range(64))) for i in (0, 2)]
-            for i in range(2):  # channels 16 i to 16 i + 15
-                mask = [32 * row + channel for channel in range(16 * i, 16 * i + 16) for row in range(QUAD)]
-                v.store(b, shuffled(b, pairs[0], pairs[1], mask), target, 64 * i)
-            parts.end()
-            loop.end()
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 5)), generate
+    loop = v.Loop(b, quads)
+    source = b.add(values, b.mul(loop.i, b.shl(stride, v.I64(2))))
+    parts = v.Loop(b, b.lshr(head_dim, v.I64(5)))
+    target = b.add(b.add(out, b.mul(loop.i, b.shl(head_dim, v.I64(2)))), b.shl(parts.i, v.I64(7)))
+    address, rows = b.add(source, b.shl(parts.i, v.I64(5))), []
+    for _ in range(QUAD):
+        rows.append(v.load(b, address, v.vector(v.I8, 32)))
+        address = b.add(address, stride)
+    pairs = [shuffled(b, rows[i], rows[i + 1], list(range(64))) for i in (0, 2)]
+    for i in range(2):  # channels 16 i to 16 i + 15
+        mask = [32 * row + channel for channel in range(16 * i, 16 * i + 16) for row in range(QUAD)]
+        v.store(b, shuffled(b, pairs[0], pairs[1], mask), target, 64 * i)
+    parts.end()
+    loop.end()
 
 
-@literal_intrinsic
+@intrinsic_if(HAS_VNNI)
 def compute_qk(
-    context: Any,
-    lanes: Any,
-    queries: Any,
-    query_stride: Any,
-    head_dim: Any,
-    query_scales: Any,
-    excess: Any,
-    keys: Any,
-    stride: Any,
-    key_scales: Any,
-    chunks: Any,
-    out: Any,
-) -> Any:
+    b: Any,
+    lanes: Lanes,
+    queries: Int,
+    query_stride: Int,
+    head_dim: Int,
+    query_scales: Int,
+    excess: Int,
+    keys: Int,
+    stride: Int,
+    key_scales: Int,
+    chunks: Int,
+    out: Int,
+) -> None:
     """Computes the scores of 4 or 16 lanes and 32 * chunks keys, `stride` bytes apart: float32 [64, lanes].
 
     `queries` are for 16 lanes those of all lanes of a tile, `query_stride` bytes from one plane to the next, and for 4
     lanes those of `pack_queries_x4`.
     """
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if HAS_VNNI:
-            _compute_qk(LaneVectors(b, lanes.literal_value), values[1:])
-        return context.get_dummy_value()
-
-    return types.void(lanes, *([types.int64] * 10)), generate
-
-
-def _compute_qk(vectors: LaneVectors, arguments: list[Any]) -> None:
-    """Generates `compute_qk`; `arguments` from `queries` on."""
-    queries, query_stride, head_dim, query_scales, excess, keys, stride, key_scales, chunks, out = arguments
-    b = vectors.b
+    vectors = LaneVectors(b, lanes)
     scales, excesses = vectors.load(query_scales), vectors.load(excess, v.I32)
     loop = v.Loop(b, b.shl(chunks, v.I64(2)))
     first_row = b.add(keys, b.mul(loop.i, b.mul(stride, v.I64(UNROLL))))
@@ -205,18 +169,12 @@ def _dot_rows(vectors: LaneVectors, queries: Any, query_stride: Any, head_dim: A
 
 
 @intrinsic
-def largest_scale(context: Any, scales: Any, chunks: Any, out: Any) -> Any:
+def largest_scale(b: Any, scales: Int, chunks: Int, out: Int) -> None:
     """Writes the largest of float32 [32 * chunks], all >= 0, 16 times; a NaN counts as the largest."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        scales, chunks, out = values
-        loop = v.Loop(b, b.shl(chunks, v.I64(1)), [v.constant(v.I32X16, 0)])
-        some = v.load(b, b.add(scales, b.shl(loop.i, v.I64(6))), v.I32X16)
-        (largest,) = loop.end([larger_bits(b, some, loop.carried[0])])
-        v.store(b, v.splat(b, v.reduce(b, largest, lambda x, y: larger_bits(b, x, y))), out)
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 3)), generate
+    loop = v.Loop(b, b.shl(chunks, v.I64(1)), [v.constant(v.I32X16, 0)])
+    some = v.load(b, b.add(scales, b.shl(loop.i, v.I64(6))), v.I32X16)
+    (largest,) = loop.end([larger_bits(b, some, loop.carried[0])])
+    v.store(b, v.splat(b, v.reduce(b, largest, lambda x, y: larger_bits(b, x, y))), out)
 
 
 def unit_of(b: Any, largest: Any) -> tuple[Any, Any]:
@@ -267,27 +225,27 @@ def _pair_bits(b: Any, first: Any, second: Any) -> Any:
     return b.bitcast(b.or_(lower, b.shl(second, v.constant(v.I32X16, 16))), BYTES64)
 
 
-@literal_intrinsic
+@intrinsic_if(HAS_VNNI)
 def accumulate_pv(
-    context: Any, lanes: Any, probs: Any, factors: Any, values_: Any, head_dim: Any, chunks: Any, accumulators: Any
-) -> Any:
+    b: Any,
+    lanes: Lanes,
+    probs: Int,
+    factors: Int,
+    values: Int,
+    head_dim: Int,
+    chunks: Int,
+    accumulators: Int,
+) -> None:
     """Adds 32 * chunks values (`interleave_values`), weighted (`probs_writer`), to accumulators, float32 [lanes, D].
 
     `lanes` is 4 or 16; `factors` [lanes] are what the integers of `probs` stand for.
     """
-
-    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        if HAS_VNNI:
-            _, probs, factors, values, head_dim, chunks, accumulators = arguments
-            fours = v.Loop(b, v.I64(lanes.literal_value // NARROW_LANES))
-            offset = b.shl(fours.i, v.I64(4))
-            target = b.add(accumulators, b.mul(offset, head_dim))
-            addresses = b.add(probs, offset), b.add(factors, offset)
-            _accumulate_pv(b, lanes.literal_value, *addresses, values, head_dim, chunks, target)
-            fours.end()
-        return context.get_dummy_value()
-
-    return types.void(lanes, *([types.int64] * 6)), generate
+    fours = v.Loop(b, v.I64(lanes // NARROW_LANES))
+    offset = b.shl(fours.i, v.I64(4))
+    target = b.add(accumulators, b.mul(offset, head_dim))
+    addresses = b.add(probs, offset), b.add(factors, offset)
+    _accumulate_pv(b, lanes, *addresses, values, head_dim, chunks, target)
+    fours.end()
 
 
 def _accumulate_pv(

@@ -19,8 +19,9 @@ from quantized_activations import assert_close_int8, counters, empty_int8
 from plait.kernels.cpu import amx, llvm
 from plait.kernels.cpu.attention import workspace
 from plait.kernels.cpu.attention.isa import AMX, AVX512_BF16, F32, INT8_VNNI
-from plait.kernels.cpu.attention.paged import AttentionSchedule, attend
+from plait.kernels.cpu.attention.paged import attend
 from plait.kernels.cpu.attention.products.int8_vnni_kernel import HAS_VNNI
+from plait.kernels.cpu.attention.tiling import AttentionSchedule
 from plait.kernels.cpu.decoder import missing_features
 from plait.kernels.cpu.kernel_args import CACHE_LINE
 from plait.kernels.cpu.kernel_types import HeadLayout, LayerKvCache

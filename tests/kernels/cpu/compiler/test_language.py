@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.kernels.cpu import llvm
 from plait.kernels.cpu.attention.workspace import float32_array, int64_array
 from plait.kernels.cpu.compiler.functions import KernelModule
+from plait.kernels.cpu.compiler.intrinsics import Int, OneOf, intrinsic, intrinsic_if
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.compiler.values import CompileError
 from plait.kernels.cpu.vector_ops import address_of
@@ -92,6 +94,33 @@ def first_multiple(start, factor):
     return start, False
 
 
+def steps(first, end, step):
+    while True:
+        if first >= end:
+            break
+        for i in range(first, first + 2):  # noqa: UP028, compiled code knows no `yield from`
+            yield i
+        first += step
+
+
+def pairs(end):
+    for i in steps(0, end, 3):
+        yield i, end - i
+
+
+def generators(out, x, y):
+    i = 0
+    for i in steps(x % 3, 8, 3):
+        if i == 4:
+            continue
+        out[i] = i * y
+        i = 20
+    for i, rest in pairs(y % 5):
+        for j in steps(0, 2, 1):
+            out[i + 12] += rest + j
+    out[23] = i
+
+
 def records(out, x, y):
     pair = Pair(x, y)
     nested = Nested(pair, out[4:])
@@ -127,7 +156,7 @@ def slices(out, x, y):
     matrix[3, 2:4][1] = 11
 
 
-FUNCTIONS = [divisions, choices, loops, records, slices]
+FUNCTIONS = [divisions, choices, loops, generators, records, slices]
 COMPILED: dict[Any, Any] = {}
 NUMBERS = st.integers(-300, 300)
 
@@ -231,7 +260,58 @@ def unassigned(out, x, y):
         later = x  # noqa: F841
 
 
+@intrinsic
+def stored(b: Any, address: Int, number: Annotated[int, OneOf((7, 8, 9))]) -> None:
+    b.store(llvm.I64(number), llvm.pointer_at(b, address, llvm.I64))
+
+
+@intrinsic_if(False)
+def stored_elsewhere(b: Any, address: Int) -> None:
+    raise AssertionError("this processor has no such instruction")
+
+
+def one_of_a_few(out, x, y):
+    stored(address_of(out), 7)
+    stored(address_of(out) + 8, x)
+    stored_elsewhere(address_of(out))
+
+
+def another_integer(out, x, y):
+    stored(address_of(out), 6)
+
+
+def address_of_a_number(out, x, y):
+    out[0] = address_of(x)
+
+
+def left_generator(out, x, y):
+    for i in steps(0, x, 1):
+        if i:
+            break
+
+
+def returning():
+    yield 1
+    return
+
+
+def generator_with_return(out, x, y):
+    for i in returning():
+        out[i] = 1
+
+
+def generator_without_argument(out, x, y):
+    for i in steps(x, y):
+        out[i] = 1
+
+
+def missing_argument(out, x, y):
+    stored(x)
+
+
 REFUSED = [
+    another_integer, address_of_a_number, missing_argument, left_generator, generator_with_return,
+    generator_without_argument,
     int_becomes_float, item_of_unknown_index, negative_index, two_results, calls_itself, python_function, comprehension,
     true_quotient, unassigned,
 ]  # fmt: skip
@@ -254,6 +334,13 @@ def test_intrinsics_take_arrays() -> None:
     out = np.zeros(SIZE, np.int64)
     compiled(literal_and_address, int64_array)(out.ctypes.data, 0, 0)
     assert out[4] == 42 and out.sum() == 42
+
+
+@pytest.mark.parametrize("x", [7, 8, 9])
+def test_intrinsics_take_one_of_a_few_integers_and_are_empty_without_their_instructions(x) -> None:
+    out = np.zeros(SIZE, np.int64)
+    compiled(one_of_a_few, int64_array)(out.ctypes.data, x, 0)
+    assert out[:2].tolist() == [7, x] and not out[2:].any()
 
 
 def test_a_kernel_has_no_result() -> None:
