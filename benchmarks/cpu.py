@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import platform
 import statistics
 import sys
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from server_comparison.client import ServerError
-from server_comparison.roofline import Machine, Model, describe, measure
+from server_comparison.roofline import Machine, Model, describe, measure, processor_name
 from server_comparison.servers import Server, Started, own_server, read_servers, started
 from server_comparison.signals import unwind_on_signal
 from server_comparison.table import table
@@ -59,7 +58,7 @@ def main() -> int:
     results = {server.name: asyncio.run(comparison.measure(server)) for server in servers}
     report = {
         "when": time.strftime("%Y-%m-%d"),
-        "machine": {"cpu": _processor(), **machine.as_json()},
+        "machine": {"cpu": processor_name(), **machine.as_json()},
         "small": options.small,
         "servers": results,
     }
@@ -133,13 +132,6 @@ def memory(server: Server, running: Started, model: Model) -> dict[str, int]:
     weights = model.weight_bytes if weight_format == "as-stored" else int(model.parameters * bits / 8)
     overhead = {"beyond_weights_and_kv": usage.resident - usage.kv - weights} if weight_format else {}
     return {"resident": usage.resident, "kv_resident": usage.kv, **overhead}
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

@@ -5,20 +5,23 @@
 
 A row is a shape of Llama's (270m, 1b, 3b, 8b), or of Qwen 3 with experts (moe), and a form: a GGUF type for all
 matrices, or Q4_K_M, which mixes Q4_K and Q6_K as llama.cpp does. The file is made in `--folder` with random weights
-and the embedded model's tokenizer. Printed are tokens a second of one stream, of a prompt of 512 and of 16 streams,
-the seconds to load, and the share of the reading limit that one stream reaches: the bytes of the weights a token
-needs over the rate that this machine reads, measured in the same run. With packed weights from an earlier run,
-loading maps them; PLAIT_PACKED_CACHE_GB=0 packs them each time. `--llama`: a Python with llama-cpp-python or
-xllamacpp, which takes a turn in each round. `--beside 19`: each engine is measured a second time in each round beside a
-process of that nice value that counts on one of the processors; the share of the first figures that is kept is printed
-too. Steps are averaged then, not their median taken, since the other process delays only some of them. Run it with
-nothing else on the machine.
+and the embedded model's tokenizer; "embedded" among the files is the embedded model. Printed are tokens a second of
+one stream, of a prompt of 512 and of 16 streams, the step alone; of one stream through the language and through HTTP
+(`whole_way.py`), with the share of the step's that they keep (medians of three ratios, in turn); the gaps between
+tokens in the first 10 s; the seconds to load, and the share of the reading limit that one stream reaches: the bytes
+of the weights a token needs over the rate that this machine reads, measured in the same run. With packed weights from
+an earlier run, loading maps them; PLAIT_PACKED_CACHE_GB=0 packs them each time. `--llama`: a Python with llama-cpp-
+python or xllamacpp, which takes a turn in each round. `--beside 19`: each engine is measured a second time in each
+round beside a process of that nice value (0: a normal one) that counts on one of the processors; the share of the
+first figures that is kept is printed too. Steps are averaged then, not their median taken, since the other process
+delays only some of them. Run it with nothing else on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import statistics
 import subprocess
@@ -27,10 +30,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-import gguf
 import numpy as np
-from server_comparison.roofline import read_bytes_per_s
+from random_models import make_file
+from server_comparison.roofline import processor_name, read_bytes_per_s
+from whole_way import WholeWay
 
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
@@ -41,19 +46,8 @@ from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.model_files.locate import locate_model
 
-SHAPES = {  # hidden size, layers, MLP size, heads, KV heads, head size
-    "270m": (640, 18, 2048, 4, 1, 256),
-    "1b": (2048, 16, 8192, 32, 8, 64),
-    "3b": (3072, 28, 8192, 24, 8, 128),
-    "8b": (4096, 32, 14336, 32, 8, 128),
-    "moe": (2048, 8, 768, 32, 4, 128),  # as Qwen3-30B-A3B, with a sixth of its layers and half of its experts
-}
-EXPERTS = {"moe": (64, 8)}  # experts of the MLP size, and how many of them a token chooses
-# Where a block of a type has its float16 scales and minima; all other bytes are random.
-FLOAT16_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
-FLOAT16_OFFSETS |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
-FLOAT_TYPES = ("F16", "BF16", "F32")
 PROMPT, STREAMS = 512, 16
+FIRST_S = 10.0  # after a start, whose gaps are measured
 BESIDE = " beside"
 Average = Callable[[list[float]], float]
 LLAMA_CPP = Path(__file__).with_name("llama_cpp_speed.py")
@@ -70,33 +64,48 @@ def main() -> None:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     files = [make_file(options.folder, *row.split(":")) for row in filter(None, options.rows.split(","))]
-    files += [Path(file) for file in filter(None, options.files.split(","))]
-    print("| model | engine | one stream | prompt of 512 | 16 streams | load | of the reading limit |")
-    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    files += [
+        Path(locate_model(None) if file == "embedded" else file) for file in filter(None, options.files.split(","))
+    ]
+    print(f"{processor_name()}, {len(os.sched_getaffinity(0))} processors\n")
+    print(
+        "| model | engine | one stream | language | HTTP | prompt of 512 | 16 streams | load | of the reading limit |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for path in files:
-        rounds: dict[str, list[list[float]]] = {}
+        rounds: dict[str, list[Figures]] = {}
         for _ in range(options.repeat):
             measure_round(path, options.llama, None, rounds)
             if options.beside is not None:
                 measure_round(path, options.llama, options.beside, rounds)
-        medians = {
-            name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in rounds.items()
-        }
+        medians = {name: Figures(*map(statistics.median, zip(*of, strict=True))) for name, of in rounds.items()}
         for name, figures in medians.items():
             print_row(path.stem, name, figures)
             if (alone := medians.get(name.removesuffix(BESIDE), figures)) is not figures:
-                shares = [f"{now / before:.0%}" for now, before in zip(figures[:3], alone, strict=False)]
-                print(f"| | kept | {' | '.join(shares)} | | |", flush=True)
+                shares = [f"{now / before:.0%}" if before else "-" for now, before in zip(figures, alone, strict=True)]
+                print(f"| | kept | {' | '.join(shares[:5])} | | |", flush=True)
 
 
-def measure_round(path: Path, llama: str | None, nice: int | None, rounds: dict[str, list[list[float]]]) -> None:
+class Figures(NamedTuple):
+    """Tokens a second, the seconds to load, and the share of the reading limit. 0: not measured."""
+
+    one: float
+    language: float
+    http: float
+    prompt: float
+    many: float
+    load: float
+    share: float
+
+
+def measure_round(path: Path, llama: str | None, nice: int | None, rounds: dict[str, list[Figures]]) -> None:
     """Measures each engine once, beside a busy process of the nice value `nice` if it is given."""
     with contextlib.nullcontext() if nice is None else busy_process(nice):
         suffix = "" if nice is None else BESIDE
         ours = measure_plait(path, statistics.median if nice is None else statistics.fmean)
         rounds.setdefault(f"plait{suffix}", []).append(ours)
         if llama:
-            theirs = measure_llama(llama, path, limit=ours[4] / ours[0])
+            theirs = measure_llama(llama, path, limit=ours.share / ours.one)
             rounds.setdefault(f"llama.cpp{suffix}", []).append(theirs)
 
 
@@ -113,25 +122,26 @@ def busy_process(nice: int) -> Iterator[None]:
         process.wait()
 
 
-def print_row(model: str, engine: str, figures: list[float]) -> None:
-    one, prompt, many, load, share = figures
-    more = f"{many:.1f} tok/s | {load:.1f} s | {share:.0%}"
-    print(f"| {model} | {engine} | {one:.1f} tok/s | {prompt:.0f} tok/s | {more} |", flush=True)
+def print_row(model: str, engine: str, figures: Figures) -> None:
+    one = figures.one or math.inf
+    way = " | ".join(f"{rate:.1f} ({rate / one:.0%})" if rate else "-" for rate in (figures.language, figures.http))
+    more = f"{figures.many:.1f} tok/s | {figures.load:.1f} s | {figures.share:.0%}"
+    print(f"| {model} | {engine} | {figures.one:.1f} tok/s | {way} | {figures.prompt:.0f} tok/s | {more} |", flush=True)
 
 
-def measure_llama(python: str, path: Path, limit: float) -> list[float]:
+def measure_llama(python: str, path: Path, limit: float) -> Figures:
     """Returns the row's figures of llama.cpp. `limit`: the seconds that reading the weights takes."""
     command = [python, str(LLAMA_CPP), str(path), str(len(os.sched_getaffinity(0)))]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         print(f"llama.cpp ended with {done.returncode}: {done.stderr[-300:]}", file=sys.stderr)
-        return [0.0] * 5
+        return Figures(*[0.0] * 7)
     one, prompt, many, load = map(float, done.stdout.split()[-4:])
-    return [one, prompt, many, load, one * limit]
+    return Figures(one, 0.0, 0.0, prompt, many, load, one * limit)
 
 
-def measure_plait(path: Path, average: Average) -> list[float]:
+def measure_plait(path: Path, average: Average) -> Figures:
     """Returns the row's figures of plait. `average`: of the times of steps."""
     start = time.perf_counter()
     runner, _, _ = make_runner(engine_config(max_pages=STREAMS * PROMPT), path)
@@ -142,7 +152,20 @@ def measure_plait(path: Path, average: Average) -> list[float]:
     one = step_seconds(runner, 1, 1, 200, 25, average)
     many = STREAMS / step_seconds(runner, STREAMS, 1, 200, 25, average)
     limit = weight_bytes(runner) / read_bytes_per_s(len(os.sched_getaffinity(0)))
-    return [1 / one, prompt, many, load, limit / one]
+    language, http = measure_way(path, runner)
+    return Figures(1 / one, language / one, http / one, prompt, many, load, limit / one)
+
+
+def measure_way(path: Path, runner: PackedCpuRunner) -> tuple[float, float]:
+    """The shares of the step's speed that one stream keeps through the language and through HTTP; prints the gaps."""
+    shares = []
+    with WholeWay.started(str(path), FIRST_S) as way:
+        print(f"{path.stem}: in the first {FIRST_S:g} s p99.9 / median and longest gap{way.gaps}", file=sys.stderr)
+        for _ in range(3):
+            step = step_seconds(runner, 1, 1, 200, 100, statistics.fmean)
+            shares.append((way.language() * step, way.http() * step))
+    language, http = map(statistics.median, zip(*shares, strict=True))
+    return language, http
 
 
 def step_seconds(
@@ -172,106 +195,6 @@ def weight_bytes(runner: PackedCpuRunner) -> int:
         for layer in weights.layers
     )
     return sum(layers) + weights.head.data.nbytes
-
-
-# -- files ----------------------------------------------------------------------------------------
-
-
-def make_file(folder: Path, shape: str, form: str) -> Path:
-    """Writes a model of random weights, unless the folder has it already."""
-    path = folder / f"{shape}-{form}.gguf"
-    if path.exists():
-        return path
-    hidden, layers, mlp, heads, kv_heads, head_dim = SHAPES[shape]
-    temporary = path.with_suffix(".part")
-    num_experts, per_token = EXPERTS.get(shape, (0, 0))
-    writer = gguf.GGUFWriter(temporary, "qwen3moe" if num_experts else "llama")
-    vocabulary = copy_tokenizer(writer)
-    writer.add_block_count(layers)
-    writer.add_context_length(8192)
-    writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(mlp)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(500_000.0)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_vocab_size(vocabulary)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    if num_experts:
-        writer.add_expert_count(num_experts)
-        writer.add_expert_used_count(per_token)
-        writer.add_expert_feed_forward_length(mlp)
-    add_matrix(writer, "token_embd", vocabulary, hidden, "Q6_K" if form == "Q4_K_M" else form)
-    writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
-    for i in range(layers):
-        # llama.cpp's Q4_K_M stores some layers' values and down projections in more bits.
-        more = i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2
-        base, better = ("Q4_K", "Q6_K" if more else "Q4_K") if form == "Q4_K_M" else (form, form)
-        for name, rows, columns, kind in (
-            ("attn_q", heads * head_dim, hidden, base),
-            ("attn_k", kv_heads * head_dim, hidden, base),
-            ("attn_v", kv_heads * head_dim, hidden, better),
-            ("attn_output", hidden, heads * head_dim, base),
-            ("ffn_gate", mlp, hidden, base),
-            ("ffn_up", mlp, hidden, base),
-            ("ffn_down", hidden, mlp, better),
-        ):
-            is_of_experts = num_experts and name.startswith("ffn")
-            add_matrix(
-                writer,
-                f"blk.{i}.{name}{'_exps' if is_of_experts else ''}",
-                rows,
-                columns,
-                kind,
-                num_experts if is_of_experts else 0,
-            )
-        norms = [("attn_norm", hidden), ("ffn_norm", hidden)]
-        if num_experts:
-            add_matrix(writer, f"blk.{i}.ffn_gate_inp", num_experts, hidden, "F32")
-            norms += [("attn_q_norm", head_dim), ("attn_k_norm", head_dim)]
-        for name, width in norms:
-            writer.add_tensor(f"blk.{i}.{name}.weight", np.ones(width, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return temporary.rename(path)
-
-
-def copy_tokenizer(writer: gguf.GGUFWriter) -> int:
-    """Copies the embedded model's tokenizer; returns the size of its vocabulary."""
-    reader = gguf.GGUFReader(locate_model(None))
-    for key, field in reader.fields.items():
-        if key.startswith("tokenizer."):
-            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), field.types[0], inner)
-    return len(reader.fields["tokenizer.ggml.tokens"].contents())
-
-
-def add_matrix(writer: gguf.GGUFWriter, name: str, rows: int, columns: int, kind: str, count: int = 0) -> None:
-    """Adds a matrix of random blocks, or the matrices of `count` experts.
-
-    A type whose blocks do not divide the columns is replaced as in llama.cpp.
-    """
-    matrices = (count,) if count else ()
-    values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    if kind in FLOAT_TYPES:
-        numbers = np.random.default_rng(rows * columns).normal(size=(*matrices, rows, columns)).astype(np.float32)
-        stored = gguf.quants.quantize(numbers * np.float32(0.02), gguf.GGMLQuantizationType[kind])
-        writer.add_tensor(f"{name}.weight", stored, raw_dtype=gguf.GGMLQuantizationType[kind])
-        return
-    if columns % values:
-        kind = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}.get(kind, "Q8_0")
-        values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    rng = np.random.default_rng(rows * columns)
-    blocks = rng.integers(0, 256, (max(1, count) * rows * columns // values, size), dtype=np.uint8)
-    scale = np.array([1e-3 / columns**0.5], np.float16).view(np.uint8)
-    for offset in FLOAT16_OFFSETS.get(kind, (0,)):
-        blocks[:, offset : offset + 2] = scale
-    shaped = blocks.reshape(*matrices, rows, -1)
-    writer.add_tensor(f"{name}.weight", shaped, raw_dtype=gguf.GGMLQuantizationType[kind])
 
 
 if __name__ == "__main__":

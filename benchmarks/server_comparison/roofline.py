@@ -8,6 +8,7 @@ as two bytes per number, for all servers alike.
 from __future__ import annotations
 
 import math
+import platform
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,14 @@ from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
 
 READ_BYTES = 1 << 29
 ROUNDS = 6
+
+
+def processor_name() -> str:
+    """Returns the name of this machine's processor, as far as the system tells it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 @dataclass(frozen=True)

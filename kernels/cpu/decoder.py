@@ -35,7 +35,7 @@ AMX_MIN_TOKENS = 12  # tokens of a step from which AMX in bfloat16 is faster tha
 MIN_PARTITION_ROWS = 64  # minimum rows of a partition: each partition dequantizes all weights
 BF16_ENTRIES = [entry + arg.BF16_TILES for entry in (arg.HIDDEN, arg.ATTENTION_OUT, arg.MLP_INNER)]
 MAX_BUFFERED_ROWS = 64  # rows of logits for which memory is kept between calls
-NO_ARGMAX, NO_SLOTS = np.empty((0, 2)), np.empty(0, np.int32)
+NO_ARGMAX, NO_SLOTS, NO_TERMS = np.empty((0, 2)), np.empty(0, np.int32), np.empty((0, 1), np.float32)
 Slots = npt.NDArray[np.int32]
 Cache = npt.NDArray[np.uint16] | npt.NDArray[np.uint8]
 """The KV cache: bits of bfloat16, uint16 [layers, 2, slots, G, D], or int8 with scales, uint8 [layers, 2, slots,
@@ -193,7 +193,8 @@ class CpuDecoder:
         for i, array in enumerate(self._activation_buffer(count, channels)):
             args.set(arg.HEAD_ACTIVATIONS + i, array, count)
         args.set(arg.HEAD_ADAPTER_SLOTS, adapter_slots if changes_head and adapter_slots is not None else NO_SLOTS)
-        args.set(arg.HEAD_ADAPTER_TERMS, aligned_empty((count if changes_head else 0, self._num_terms), np.float32))
+        terms = aligned_empty((count, self._num_terms), np.float32) if changes_head else NO_TERMS
+        args.set(arg.HEAD_ADAPTER_TERMS, terms)
         if changes_head or not self._uses_amx(count):
             args.descriptors[arg.HEAD_ACTIVATIONS + arg.BF16_TILES, 1] = 0
         args.set(arg.HEAD_COUNTERS, self._counters)

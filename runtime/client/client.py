@@ -236,9 +236,9 @@ class Client:
             self._calls[call_id] = call
 
     def _on_reply(self, reply: ServerMessage) -> None:
-        if isinstance(reply, Welcome):  # after a change of its adapters
-            self.model = reply
-        if isinstance(reply, Welcome | BlockBatch | BlockSnapshot):  # no answers to calls
+        if isinstance(reply, (Welcome, BlockBatch, BlockSnapshot)):  # no answers to calls
+            if isinstance(reply, Welcome):  # after a change of its adapters
+                self.model = reply
             return
         with self._lock:
             call = self._calls.get(reply.call) if isinstance(reply, Tokens) else self._calls.pop(reply.call, None)

@@ -216,8 +216,12 @@ class EngineLoop:
         Deadlines come first, because `transport.receive` begins by sending replies.
         """
         self.sessions.fail_expired_calls()
-        wait_s = 0.0 if self.has_work else self._until_next_event(timeout_s)
-        for client, message in self.transport.receive(wait_s, [*self.compiler.filenos(), *self.adapters.filenos()]):
+        if self.has_work:
+            received = self.transport.receive(0.0, [])
+        else:
+            wake_fds = [*self.compiler.filenos(), *self.adapters.filenos()]
+            received = self.transport.receive(self._until_next_event(timeout_s), wake_fds)
+        for client, message in received:
             try:
                 self._handle(client, message)
             except Exception as error:  # an internal error in one request must not end the others

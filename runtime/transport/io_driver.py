@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 import zmq
 
 from plait.runtime.transport.base import CONNECT_TIMEOUT_S
+from plait.runtime.transport.notifier import LoopNotifier
 
 CLOSED_LOOP_CHECK_S = 0.05  # `stop` waits for the loop's thread and checks this often whether the loop was closed
 
@@ -131,6 +132,7 @@ class EventLoopIoDriver:
     def __init__(self, transport: DrivenTransport, sockets: DrivenSockets) -> None:
         self._transport, self._sockets = transport, sockets
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._notifier = LoopNotifier.for_running_loop()
         self._fds = (sockets.fd, sockets.lifeline.fileno())
         self._is_stopping = False
         self._has_stopped = threading.Event()  # set when the sockets are free
@@ -171,7 +173,9 @@ class EventLoopIoDriver:
         if self._pending_wake is not None:
             self._pending_wake.cancel()
             self._pending_wake = None
-        self._received_any |= self._run_guarded(self._transport.send_and_receive)
+        if self._run_guarded(self._transport.send_and_receive):
+            self._received_any = True
+            self._notifier.flush()
 
     def _on_lifeline(self) -> None:
         self._run_guarded(self._transport.check_lifeline)

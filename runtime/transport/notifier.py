@@ -88,6 +88,11 @@ class LoopNotifier:
             with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody waits
                 (loop.call_soon if is_loop_thread else loop.call_soon_threadsafe)(self._set_events)
 
+    def flush(self) -> None:
+        """Sets what waits now instead of in the loop's next iteration. Call it in the loop's thread."""
+        if self._urgent or self._pending:
+            self._set_events()
+
     def _set_events(self) -> None:
         self._is_scheduled = False  # before the queues are read, see `notify`
         if self._urgent:

@@ -7,7 +7,6 @@ that the kernel closes when the scheduler's process ends, so that every waiting 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -214,9 +213,8 @@ class ZmqConnection:
         Reading them all first lets the replies of one step wake their readers together.
         """
         frames: list[bytes] = []
-        with contextlib.suppress(zmq.Again):
-            while len(frames) < MAX_FRAMES_PER_POLL:
-                frames.append(self.socket.recv(zmq.NOBLOCK))
+        while len(frames) < MAX_FRAMES_PER_POLL and self.has_pending_input:
+            frames.append(self.socket.recv())
         return frames
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import selectors
 import socket
 import time
 from pathlib import Path
@@ -35,7 +36,7 @@ class ZmqServerTransport:
     """Implements `ServerTransport`. End of file on the pipe `owner_fd` means that the owner process has exited.
 
     Replies are sent by the next `receive`, all replies to one client as one frame: a step answers many calls, and the
-    client wakes up once for all of them.
+    client wakes up once for all of them. A `receive` that does not wait, as between two steps, makes no poll of ZeroMQ.
     """
 
     def __init__(self, directory: Path, owner_fd: int | None = None) -> None:
@@ -58,8 +59,11 @@ class ZmqServerTransport:
         self._clients: set[ClientId] = set()
         self._outbox: dict[ClientId, list[bytes]] = {}
         self._disconnected: list[ClientId] = []
+        self._streams = selectors.DefaultSelector()  # the descriptors that are no sockets of ZeroMQ
+        for fd in (self._listener.fileno(), *([] if owner_fd is None else [owner_fd])):
+            self._streams.register(fd, selectors.EVENT_READ)
         self._poller = zmq.Poller()
-        for watched in (self._router, self._listener.fileno(), *([] if owner_fd is None else [owner_fd])):
+        for watched in (self._router, self._streams.fileno()):
             self._poller.register(watched, zmq.POLLIN)
 
     @property
@@ -69,13 +73,9 @@ class ZmqServerTransport:
     def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[ClientId, ClientMessage]]:
         """Sends the queued replies, then returns the messages that have arrived; see `ServerTransport.receive`."""
         self._flush()
-        for fd in wake_fds:
-            self._poller.register(fd, zmq.POLLIN)
-        wait_ms = None if timeout_s is None else int(min(timeout_s, MAX_POLL_S) * 1000) + (timeout_s > 0)
-        ready = dict(self._poller.poll(wait_ms))
-        for fd in wake_fds:
-            self._poller.unregister(fd)
-        for fd in ready:
+        has_frames = self._wait(timeout_s, wake_fds) if timeout_s != 0 else self._has_frames()
+        for key, _ in self._streams.select(0):
+            fd = key.fd
             if fd == self._listener.fileno():
                 self._accept()
             elif fd in self._unidentified:
@@ -84,7 +84,20 @@ class ZmqServerTransport:
                 self._on_lifeline_readable(fd)
             elif fd == self._owner_fd and not os.read(fd, MAX_LIFELINE_READ):
                 self.should_stop = True
-        return self._receive_frames() if self._router in ready else []
+        return self._receive_frames() if has_frames else []
+
+    def _has_frames(self) -> bool:
+        return bool(int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _wait(self, timeout_s: float | None, wake_fds: list[int]) -> bool:
+        """Waits for anything to read; returns whether there are frames."""
+        for fd in wake_fds:
+            self._poller.register(fd, zmq.POLLIN)
+        wait_ms = None if timeout_s is None else int(min(timeout_s, MAX_POLL_S) * 1000) + 1
+        ready = dict(self._poller.poll(wait_ms))
+        for fd in wake_fds:
+            self._poller.unregister(fd)
+        return self._router in ready
 
     def take_disconnected(self) -> list[ClientId]:
         clients, self._disconnected = self._disconnected, []
@@ -99,13 +112,15 @@ class ZmqServerTransport:
         self._flush()
         for lifeline in (*self._unidentified.values(), *(s for s, _ in self._lifelines.values()), self._listener):
             lifeline.close()
+        self._streams.close()
         self._router.close()
         self._context.term()
 
     def _flush(self) -> None:
         for client, replies in self._outbox.items():
             if client in self._clients:
-                self._router.send_multipart([client, build_frame(replies)])
+                self._router.send(client, zmq.SNDMORE)
+                self._router.send(build_frame(replies))
         self._outbox.clear()
 
     def _receive_frames(self) -> list[tuple[ClientId, ClientMessage]]:
@@ -137,18 +152,18 @@ class ZmqServerTransport:
         if len(self._unidentified) >= MAX_UNIDENTIFIED:
             self._close_lifeline(self._unidentified.pop(next(iter(self._unidentified))))  # the oldest
         self._unidentified[lifeline.fileno()] = lifeline
-        self._poller.register(lifeline.fileno(), zmq.POLLIN)
+        self._streams.register(lifeline.fileno(), selectors.EVENT_READ)
 
     def _pause_accepting(self) -> None:
         """No file descriptor is left: stops polling the listener, which would stay readable, until a lifeline ends."""
-        self._poller.unregister(self._listener.fileno())
+        self._streams.unregister(self._listener.fileno())
         self._is_accepting = False
 
     def _close_lifeline(self, lifeline: socket.socket) -> None:
-        self._poller.unregister(lifeline.fileno())
+        self._streams.unregister(lifeline.fileno())
         lifeline.close()
         if not self._is_accepting:
-            self._poller.register(self._listener.fileno(), zmq.POLLIN)
+            self._streams.register(self._listener.fileno(), selectors.EVENT_READ)
             self._is_accepting = True
 
     def _identify_client(self, fd: int) -> None:

@@ -24,7 +24,7 @@ from plait.runtime.server.settings import MAX_RESTARTS, STUCK_AFTER_S
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
 
-POLL_INTERVAL_S = 0.02
+POLL_INTERVAL_S = 0.1  # each poll takes some 0.1 ms of a processor that streams use
 INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.5, 5.0
 STABLE_AFTER_S = 60.0  # from the moment when a runtime is ready
 LIVENESS_INTERVAL_S = 0.5  # a check follows each interval without replies
