@@ -105,7 +105,7 @@ def map_arrays(fd: int) -> ArrayFile:
     if size < _PREAMBLE.size:
         raise DamagedFile("it is truncated")
     memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
+    with contextlib.suppress(OSError, AttributeError):  # a system without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)  # what is not in the page cache is read into them
     mapped = np.frombuffer(memory, np.uint8)
     magic, checksum, metadata_bytes, num_blocks, begin, expected = _PREAMBLE.unpack(mapped[: _PREAMBLE.size].tobytes())

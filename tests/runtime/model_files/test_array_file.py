@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 
@@ -84,6 +85,13 @@ def test_large_arrays_lie_in_huge_pages(tmp_path, monkeypatch):
         with open("/proc/self/smaps") as smaps:
             of_file = smaps.read().split(str(path))[1]
         assert "hg" in of_file.split("VmFlags:")[1].split("\n")[0].split()
+
+
+def test_a_system_without_huge_pages_maps_files_too(tmp_path, monkeypatch):
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    arrays = random_arrays([BLOCK + 1])
+    write(tmp_path / "file", b"", arrays)
+    assert np.array_equal(read(tmp_path / "file", [BLOCK + 1])[1][0], arrays[0])
 
 
 @pytest.fixture(scope="module")
