@@ -109,7 +109,12 @@ class ChildProcess:
                     end.close()
 
     def _after_fork(self) -> None:
-        self._close()
+        """Closes the files below the buffers, which a thread of the parent may have locked while it reads or writes."""
+        if self.channel is not None:
+            self.channel.close()
+        for pipe in (self.stdin, self.stdout):
+            if pipe is not None:
+                getattr(pipe, "raw", pipe).close()
         self._process.returncode = 0  # the forked process must not wait for the child
 
 

@@ -76,6 +76,27 @@ os.kill(os.getpid(), signal.SIGKILL)
         os.kill(int(fork), signal.SIGKILL)
 
 
+def test_a_process_forked_while_a_thread_reads_the_output() -> None:
+    """The thread holds the lock of the output's buffer, which the forked process must not wait for."""
+    code = f"""
+import os, threading, time
+from plait.host.child_process import ChildProcess
+child = ChildProcess("timeit", "-n1", "-r1", {SLEEPS!r}, stdout=-1)
+threading.Thread(target=child.stdout.read, daemon=True).start()
+time.sleep(0.2)
+fork = os.fork()
+if fork == 0:
+    os._exit(7 if child.stdin.closed and child.stdout.closed else 8)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], process_group=0) as owner:
+        try:
+            assert owner.wait(60) == 7
+        finally:
+            if owner.returncode is None:
+                os.killpg(owner.pid, signal.SIGKILL)  # with the forked process
+
+
 def test_one_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
