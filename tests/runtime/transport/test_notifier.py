@@ -88,3 +88,22 @@ def test_notifications_from_the_loop_thread_and_after_the_loop_was_closed():
         loop = runner.get_loop()
     assert loop.is_closed()
     notifier.notify(SingleWaiterEvent())
+
+
+def test_flush_sets_events_at_once_and_urgent_ones_an_iteration_before():
+    async def main():
+        notifier, urgent, other = LoopNotifier.for_running_loop(), SingleWaiterEvent(), SingleWaiterEvent()
+        notifier.notify(other)
+        assert not other.is_set()
+        notifier.flush()
+        assert other.is_set()
+        other.clear()
+        notifier.notify(other)
+        notifier.notify(urgent, is_urgent=True)
+        notifier.flush()
+        assert urgent.is_set() and not other.is_set()
+        await asyncio.sleep(0)
+        assert other.is_set()
+        notifier.flush()  # nothing waits
+
+    asyncio.run(main())
