@@ -335,8 +335,9 @@ class _Rewriter:
 
         The schemas of patterns that match a name in `properties` are added to that property instead. Patterns of a few
         names become such names: where all of them were listed, here or beside, llguidance would expect another one.
+        Where the document counts properties they stay patterns, since llguidance counts no optional names.
         """
-        listed = list_finite_names(schema)
+        listed = None if self._document.has_counts else list_finite_names(schema)
         if listed is not None:
             self._object_and_array_parts(listed, out, at)
             return
@@ -353,7 +354,14 @@ class _Rewriter:
                 inner != other_inner and not are_disjoint(pattern[4:-2], other_pattern[4:-2])
                 for (pattern, inner), (other_pattern, other_inner) in combinations(rewritten.items(), 2)
             ):
-                rewritten = separate_patterns(rewritten)
+                try:
+                    rewritten = separate_patterns(rewritten)
+                except GrammarError:
+                    listed = list_finite_names(schema)
+                    if listed is None:
+                        raise
+                    self._object_and_array_parts(listed, out, at)
+                    return
         except (GrammarError, UnsupportedKeywords) as error:
             if isinstance(error, GrammarError) and isinstance(error.where, str):
                 raise
