@@ -36,7 +36,7 @@ class DraftAccount:
     def __init__(self, guess_s: float, catch_up_s: float) -> None:
         self.catch_up_s = catch_up_s
         self.balance, self.is_resting = FIRST_BALANCE, False
-        self.rate = AcceptanceRates((PRIOR_RATE,), SHARED_DECAY, PRIOR_WEIGHT)  # of all texts
+        self.rate = AcceptanceRates((PRIOR_RATE,), SHARED_DECAY, PRIOR_WEIGHT, is_mixed=True)  # of all texts
         self._pass_s = {1: guess_s}  # texts -> of a pass that guesses one token of each
         self._step_s: dict[int, float] = {}  # rows -> of a step that decodes one token of each
         self._row_costs: dict[int, tuple[float, float]] = {}  # rows -> what drafts cost, and were supposed to
@@ -141,7 +141,7 @@ class DraftAccount:
             return None
         account = cls(table[1][0], catch_up_s)
         account.balance, account.is_resting, account._pause = min(MAX_BALANCE, balance), bool(is_resting), int(pause)
-        account.rate = AcceptanceRates((rate,), SHARED_DECAY, PRIOR_WEIGHT)
+        account.rate = AcceptanceRates((rate,), SHARED_DECAY, PRIOR_WEIGHT, is_mixed=True)
         for rows, (pass_s, step_s, *costs) in table.items():
             account._pass_s |= {rows: pass_s} if pass_s else {}
             account._step_s |= {rows: step_s} if step_s else {}

@@ -57,7 +57,8 @@ class Proposer(Protocol):
 class AcceptanceRates:
     """The share of right guesses of each level. It begins with `rates`; recent guesses count more.
 
-    weight: the guesses that `rates` count for. shared: those of all texts, for the rates of one text.
+    weight: the guesses that `rates` count for. is_mixed: whether the rates of a text are mixed with these, of all
+    texts. shared: those of all texts that the rates of a text are mixed with.
     """
 
     def __init__(
@@ -65,21 +66,23 @@ class AcceptanceRates:
         rates: Sequence[float],
         decay: float,
         weight: float = PRIOR_WEIGHT,
+        is_mixed: bool = False,
         shared: AcceptanceRates | None = None,
     ) -> None:
-        self._decay, self._weight, self._shared = decay, weight, shared
+        self._decay, self._weight, self._is_mixed, self._shared = decay, weight, is_mixed, shared
         self._right = [rate * weight for rate in rates]
         self._total = [weight] * len(rates)
 
     def of_text(self) -> AcceptanceRates:
         """Returns the rates of a new text, which begin with these."""
-        return AcceptanceRates(self.rates(), TEXT_DECAY, self._weight, self)
+        return AcceptanceRates(self.rates(), TEXT_DECAY, self._weight, shared=self if self._is_mixed else None)
 
     def rate(self, level: int) -> float:
         """Returns how likely the next guess of a level is right: the share that were, and one more as in all texts.
 
-        The counts of one text are of its last ten guesses or so, which alone cannot tell 0.9 from 1.0. Chains of
-        likely guesses are long or short by that difference.
+        Rates that are not mixed count one more as wrong: of several guesses the one with the highest rate is taken,
+        and that one is overestimated most often. The counts of one text are of its last ten guesses or so, which alone
+        cannot tell 0.9 from 1.0, and chains of likely guesses are long or short by that difference.
         """
         others = 0.0 if self._shared is None else self._shared._right[level] / self._shared._total[level]
         return (self._right[level] + others) / (self._total[level] + 1)

@@ -62,7 +62,7 @@ class _Shared:
         self.texts = EarlierTexts()
         self.lookup_rates = AcceptanceRates(PromptLookup.prior, SHARED_DECAY)
         self.earlier_rates = AcceptanceRates(EarlierTextsProposer.prior, SHARED_DECAY)
-        self.model_rates = AcceptanceRates(ModelGuesses.prior, SHARED_DECAY, PRIOR_WEIGHT)
+        self.model_rates = AcceptanceRates(ModelGuesses.prior, SHARED_DECAY, PRIOR_WEIGHT, is_mixed=True)
 
 
 class PlannedDraft(NamedTuple):
