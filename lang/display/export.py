@@ -18,31 +18,40 @@ from plait.runtime.errors import InputError
 if TYPE_CHECKING:
     from plait.lang.core.run import Run
 
+PERFETTO_HEAD = {"otherData": {"generator": "plait"}}  # other programs' traces have the same format
+PERFETTO_MARK = json.dumps(PERFETTO_HEAD).removesuffix("}").encode()
+HTML_MARK = b'<meta name="generator" content="plait">'
+
 
 def checked_path(where: str, path: str | Path) -> Path:
     """Returns the path. Raises InputError unless its suffix is .html or .json, its folder exists, and a file that it
-    replaces is empty or a trace."""
+    replaces is empty or a trace of plait."""
     if Path(path).suffix not in (".html", ".json"):
         raise InputError(f"{where}: the path must end in .html (page) or .json (Perfetto), not {str(path)!r:.80}")
     if not Path(path).parent.is_dir():
         raise InputError(f"{where}: there is no folder {str(Path(path).parent)!r:.200}")
-    if Path(path).exists() and not _is_trace(Path(path)):
-        raise InputError(f"{where}: {str(path)!r:.200} is not a trace; remove it or name another file")
+    if not _may_replace(Path(path)):
+        raise InputError(f"{where}: {str(path)!r:.200} is not a trace of plait; remove it or name another file")
     return Path(path)
 
 
-def _is_trace(path: Path) -> bool:
+def _may_replace(path: Path) -> bool:
+    """Whether there is no such file, or one that is empty or begins as what plait writes."""
+    if not path.exists():
+        return True
     if not path.is_file() or not os.access(path, os.R_OK):
         return False
     with path.open("rb") as file:
         begin = file.read(1000)
-    return not begin or b"<title>plait: " in begin or begin.startswith(b'{"traceEvents"')
+    return not begin or any(mark in begin for mark in (HTML_MARK, PERFETTO_MARK))
 
 
 def write_traces(runs: Iterable[Run], path: Path) -> None:
-    """Waits for the runs and writes their traces to one file."""
+    """Waits for the runs and writes their traces to one file. Raises OSError, also if another file is there by then."""
     traces = [_whole_trace(run) for run in runs]
     text = page(traces) if path.suffix == ".html" else _perfetto(traces)
+    if not _may_replace(path):  # written since `checked_path`, say by the program itself
+        raise FileExistsError(f"{path} is not a trace of plait")
     path.write_text(text, encoding="utf-8", errors="replace")  # as in `fragment`
 
 
@@ -71,4 +80,4 @@ def _whole_trace(run: Run) -> Trace:
 
 def _perfetto(traces: Iterable[Trace]) -> str:
     events = [event for number, trace in enumerate(traces, 1) for event in trace.perfetto(number)]
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, ensure_ascii=False)
+    return json.dumps({**PERFETTO_HEAD, "traceEvents": events, "displayTimeUnit": "ms"}, ensure_ascii=False)

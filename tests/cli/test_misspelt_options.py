@@ -74,3 +74,10 @@ def test_a_trace_that_cannot_be_written_is_an_error_message(tmp_path, capsys):
     assert main(["run", path, "--trace", str(out)]) == 1
     printed = capsys.readouterr()
     assert printed.out == "it ran\n" and printed.err.startswith("plait: the trace cannot be written: ")
+
+
+def test_a_trace_does_not_replace_what_the_program_wrote(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    path = write_program(tmp_path, f"from pathlib import Path\nPath({str(out)!r}).write_text('mine')")
+    assert main(["run", path, "--trace", str(out)]) == 1
+    assert out.read_text() == "mine" and "is not a trace of plait" in capsys.readouterr().err

@@ -51,12 +51,13 @@ def test_only_a_trace_is_replaced(backend, tmp_path, suffix):
     state, path = program.run(), tmp_path / f"out{suffix}"
     path.touch()
     assert state.show(path).stat().st_size > 1000 and state.show(path) == path
-    path.write_text("<title>mine</title>")
     (tmp_path / f"folder{suffix}").mkdir()
-    for other in (path, tmp_path / f"folder{suffix}"):
-        with pytest.raises(plait.InputError, match="is not a trace; remove it or name another file"):
-            state.show(other)
-    assert path.read_text() == "<title>mine</title>"
+    for content in ("<title>mine</title>", "<title>plait: notes</title>", '{"traceEvents": []}'):
+        path.write_text(content)
+        for other in (path, tmp_path / f"folder{suffix}"):
+            with pytest.raises(plait.InputError, match="is not a trace of plait; remove it or name another file"):
+                state.show(other)
+        assert path.read_text() == content
 
 
 def test_a_page_has_no_fixed_width(backend):
