@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import webbrowser
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from plait.lang.display.notebook import show_html
 from plait.lang.html.render import fragment, page
 from plait.lang.spans.call_spans import Trace, trace_of
 from plait.runtime.errors import InputError
+from plait.runtime.results.result_file import may_replace
 
 if TYPE_CHECKING:
     from plait.lang.core.run import Run
@@ -30,27 +30,16 @@ def checked_path(where: str, path: str | Path) -> Path:
         raise InputError(f"{where}: the path must end in .html (page) or .json (Perfetto), not {str(path)!r:.80}")
     if not Path(path).parent.is_dir():
         raise InputError(f"{where}: there is no folder {str(Path(path).parent)!r:.200}")
-    if not _may_replace(Path(path)):
+    if not may_replace(Path(path), HTML_MARK, PERFETTO_MARK):
         raise InputError(f"{where}: {str(path)!r:.200} is not a trace of plait; remove it or name another file")
     return Path(path)
-
-
-def _may_replace(path: Path) -> bool:
-    """Whether there is no such file, or one that is empty or begins as what plait writes."""
-    if not path.exists():
-        return True
-    if not path.is_file() or not os.access(path, os.R_OK):
-        return False
-    with path.open("rb") as file:
-        begin = file.read(1000)
-    return not begin or any(mark in begin for mark in (HTML_MARK, PERFETTO_MARK))
 
 
 def write_traces(runs: Iterable[Run], path: Path) -> None:
     """Waits for the runs and writes their traces to one file. Raises OSError, also if another file is there by then."""
     traces = [_whole_trace(run) for run in runs]
     text = page(traces) if path.suffix == ".html" else _perfetto(traces)
-    if not _may_replace(path):  # written since `checked_path`, say by the program itself
+    if not may_replace(path, HTML_MARK, PERFETTO_MARK):  # written since `checked_path`, say by the program itself
         raise FileExistsError(f"{path} is not a trace of plait")
     path.write_text(text, encoding="utf-8", errors="replace")  # as in `fragment`
 

@@ -24,6 +24,7 @@ from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 VERSION = 1
+RECORDING_START = b'{"plait_recording": '  # of any version
 _DEFAULTS = msgspec.to_builtins(SamplingParams(), str_keys=True)
 _CALL_FIELDS = ("name", "prompt", "params", "constraint", "choices", "method")
 

@@ -13,13 +13,14 @@ from typing import IO, Any
 from plait.constrained.specs import Spec
 from plait.lang.backends.default_backend import Backend, BackendOfBlock, resolve_client
 from plait.lang.meta_info import CallMeta, choice_meta, generation_meta
-from plait.lang.testing.record_format import call_record, failure_record, header, outcome_record
+from plait.lang.testing.record_format import RECORDING_START, call_record, failure_record, header, outcome_record
 from plait.lang.testing.text_client import Asked, Outcome
 from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import Call
 from plait.runtime.errors import CallFailed, InputError
 from plait.runtime.messages import SelectMethod
 from plait.runtime.programs.backend import BackendSession
+from plait.runtime.results.result_file import may_replace
 from plait.runtime.sampling_params import SamplingParams, sampling_params
 
 _USAGE = Usage.__struct_fields__  # the meta info contains these fields too; a recording stores them separately
@@ -31,7 +32,8 @@ class Recording(BackendOfBlock):
     to the file `path`.
 
     Inside a `with` block it is the default backend. The file is complete when the block ends without an exception;
-    until then its name is `path` with ".part" appended. `Replay(path)` returns the same values, meta info and usage.
+    until then its name is `path` with ".part" appended. Both names may be those of earlier recordings; for any other
+    file InputError is raised. `Replay(path)` returns the same values, meta info and usage.
 
     >>> with Recording("tests/ask.jsonl"):                               # doctest: +SKIP
     ...     ask.run("Why is the sky blue?")
@@ -40,6 +42,8 @@ class Recording(BackendOfBlock):
     def __init__(self, path: str | Path, backend: Backend | None = None) -> None:
         self._path = Path(path)
         self._part = self._path.with_name(self._path.name + ".part")
+        for file in (self._path, self._part):
+            _check_replaceable(file)
         self._inner = resolve_client(backend)
         self._lock = threading.Lock()
         self._file: IO[str] | None = self._part.open("w", encoding="utf-8")
@@ -109,13 +113,22 @@ class Recording(BackendOfBlock):
             file, self._file = self._file, None
         if file is not None:
             file.close()
-            self._part.replace(self._path) if keep else self._part.unlink()
+            if not keep:
+                self._part.unlink()
+                return
+            _check_replaceable(self._path)
+            self._part.replace(self._path)
 
     def _end_block(self, succeeded: bool) -> None:
         if succeeded:
             self.close()
         else:
             self._end(keep=False)
+
+
+def _check_replaceable(path: Path) -> None:
+    if not may_replace(path, RECORDING_START):
+        raise InputError(f"{str(path)!r:.200} is not a recording; remove it or name another file")
 
 
 class RecordedSession:

@@ -24,6 +24,7 @@ from typing import BinaryIO
 
 from plait.host.private_file import PRIVATE_MODE, PUBLIC_MODE, open_regular
 
+MARKED_BYTES = 1000  # of a file, in which its mark is
 PART_SUFFIX = ".part"  # of a file that has not taken its place
 
 
@@ -163,6 +164,18 @@ def read_written(path: Path) -> bytes:
     """Returns the bytes of a small file that stands beside results. Raises OSError, at once, for a FIFO and such."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read()
+
+
+def may_replace(path: Path, *marks: bytes) -> bool:
+    """Whether there is no such file, or one that is empty or was written by plait, so that its begin has a mark."""
+    if not path.exists():
+        return True
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            begin = file.read(MARKED_BYTES)
+    except OSError:
+        return False
+    return not begin or any(mark in begin for mark in marks)
 
 
 @contextlib.contextmanager

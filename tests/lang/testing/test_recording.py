@@ -111,6 +111,29 @@ def test_recorded_writes_the_file_once_and_replays_it(backend, tmp_path):
             Replay(path)
 
 
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.jsonl.part"])
+def test_only_a_recording_is_replaced(backend, tmp_path, name):
+    path, other = tmp_path / "mine.jsonl", tmp_path / name
+    for content in ("", '{"plait_recording": 0}\n'):
+        other.write_text(content)
+        with Recording(path):
+            trip.run("France")
+        assert Replay(path) and path.stat().st_size > 100
+    other.write_text('{"mine": 1}\n')
+    with pytest.raises(plait.InputError, match="is not a recording; remove it or name another file"):
+        Recording(path)
+    assert other.read_text() == '{"mine": 1}\n'
+
+
+def test_a_file_that_is_written_meanwhile_is_not_replaced(backend, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    recording = Recording(path)
+    path.write_text("mine")
+    with pytest.raises(plait.InputError, match="is not a recording"):
+        recording.close()
+    assert path.read_text() == "mine"
+
+
 def test_tool_calls_replay(backend, tmp_path):
     @plait.function
     def agent(s):
