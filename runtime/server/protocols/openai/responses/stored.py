@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
-from plait.runtime.server.protocols.batches.pages import Paging, no_query, page, read_query
+from plait.runtime.server.protocols.batches.pages import Page, Paging, no_query, page, read_query
 from plait.runtime.server.protocols.openai.responses.response_object import ResponseBody
 from plait.runtime.server.protocols.openai.responses.stored_conversation import store_of, stored_response
 from plait.runtime.server.protocols.shared import StrictStruct
@@ -36,16 +36,6 @@ class ItemsQuery(Paging):
 
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
-
-
-class ItemList(msgspec.Struct):
-    """A page of items."""
-
-    data: list[dict[str, Any]]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-    object: Literal["list"] = "list"
 
 
 class DeletedResponse(msgspec.Struct):
@@ -71,11 +61,11 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 @router.get(
     "/v1/responses/{response_id}/input_items",
-    **documented(answer=ItemList, errors=READ_ERRORS, query=ItemsQuery),
+    **documented(answer=Page[dict[str, Any]], errors=READ_ERRORS, query=ItemsQuery),
 )
 async def list_input_items(request: Request, response_id: str) -> Response:
     """The items that a stored response answers, those of the responses before it included."""
     query = read_query(request, ItemsQuery)
     *lists, _ = stored_response(request, response_id).items.conversation()  # without its own output
     items = [(item["id"], item) for data in lists for item in msgspec.json.decode(data)]
-    return page(items if query.order == "asc" else items[::-1], query, ItemList)
+    return page(items if query.order == "asc" else items[::-1], query)
