@@ -65,7 +65,7 @@ class PartEvent(msgspec.Struct, kw_only=True):
 class TextDelta(msgspec.Struct, kw_only=True):
     """New text of a content part. Only a message has `logprobs`."""
 
-    type: Literal["response.output_text.delta", "response.reasoning_text.delta"]
+    type: str  # response.output_text.delta or response.reasoning_text.delta
     item_id: str
     output_index: int
     content_index: Literal[0] = 0
@@ -77,7 +77,7 @@ class TextDelta(msgspec.Struct, kw_only=True):
 class TextDone(msgspec.Struct, kw_only=True):
     """The complete text of a content part. Only a message has `logprobs`."""
 
-    type: Literal["response.output_text.done", "response.reasoning_text.done"]
+    type: str  # response.output_text.done or response.reasoning_text.done
     item_id: str
     output_index: int
     content_index: Literal[0] = 0
@@ -89,7 +89,7 @@ class TextDone(msgspec.Struct, kw_only=True):
 class CallDelta(msgspec.Struct, kw_only=True):
     """A new piece of a call's arguments, or of a custom tool's input."""
 
-    type: Literal["response.function_call_arguments.delta", "response.custom_tool_call_input.delta"]
+    type: str  # response.function_call_arguments.delta or response.custom_tool_call_input.delta
     item_id: str
     output_index: int
     delta: str
@@ -99,7 +99,7 @@ class CallDelta(msgspec.Struct, kw_only=True):
 class CallDone(msgspec.Struct, kw_only=True):
     """The complete arguments of a call, with its tool's name, or the complete input of a custom tool."""
 
-    type: Literal["response.function_call_arguments.done", "response.custom_tool_call_input.done"]
+    type: str  # response.function_call_arguments.done or response.custom_tool_call_input.done
     item_id: str
     output_index: int
     arguments: str | UnsetType = UNSET
@@ -144,9 +144,16 @@ class OutputItems:
             return self._begin(self._new_call(part))
         if part.kind == "arguments":
             return self._add_arguments(part.text)
-        if part.kind == "text":
-            return self._add_text(part.text, logprobs or [])
-        return self._add_reasoning(part.text)
+        kind: type[MessageOutput | ReasoningOutput] = MessageOutput if part.kind == "text" else ReasoningOutput
+        events = [] if isinstance(self._open, kind) else self._begin(kind(id=_new_id(kind.prefix)))
+        item = self._open
+        assert isinstance(item, MessageOutput | ReasoningOutput)
+        item.content[0].text += part.text
+        delta = TextDelta(type=f"{item.event}.delta", item_id=item.id, output_index=self._index, delta=part.text)
+        if isinstance(item, MessageOutput):
+            delta.logprobs = logprobs or []
+            item.content[0].logprobs += delta.logprobs
+        return [*events, delta]
 
     def close(self, status: Literal["completed", "incomplete"] = "completed") -> list[Event]:
         """Ends the open item, if there is one."""
@@ -154,14 +161,16 @@ class OutputItems:
         if item is None:
             return []
         events: list[Event]
+        kind, place = f"{item.event}.done", {"item_id": item.id, "output_index": self._index}
         if isinstance(item, CallOutput):
-            done = CallDone(type="response.function_call_arguments.done", item_id=item.id, output_index=self._index)
-            events = [replace(done, arguments=item.arguments, name=item.name)]
+            events = [CallDone(type=kind, **place, arguments=item.arguments, name=item.name)]
         elif isinstance(item, CustomCallOutput):
-            done = CallDone(type="response.custom_tool_call_input.done", item_id=item.id, output_index=self._index)
-            events = [replace(done, input=item.input)]
+            events = [CallDone(type=kind, **place, input=item.input)]
         else:
-            events = self._end_content(item)
+            part = item.content[0]
+            logprobs = part.logprobs if isinstance(part, OutputTextPart) else UNSET
+            done = TextDone(type=kind, **place, text=part.text, logprobs=logprobs)
+            events = [done, PartEvent(type="response.content_part.done", **place, part=part)]
         item.status = status
         return [*events, ItemEvent(type="response.output_item.done", output_index=self._index, item=item)]
 
@@ -183,68 +192,25 @@ class OutputItems:
             part, item.content = ReasoningTextPart(), [ReasoningTextPart()]
         else:
             return events
-        kind: Literal["response.content_part.added"] = "response.content_part.added"
-        return [*events, PartEvent(type=kind, item_id=item.id, output_index=self._index, part=part)]
+        added = PartEvent(type="response.content_part.added", item_id=item.id, output_index=self._index, part=part)
+        return [*events, added]
 
     def _new_call(self, part: ParsedPart) -> CallOutput | CustomCallOutput:
         tool = self._tools.get(part.text, CalledTool(part.text))
-        namespace, call_id = tool.namespace or UNSET, _new_id("call") + part.call_id
-        if not tool.is_custom:
-            return CallOutput(name=tool.name, id=_new_id("fc"), call_id=call_id, namespace=namespace)
-        self._input = InputReader()
-        return CustomCallOutput(name=tool.name, id=_new_id("ctc"), call_id=call_id, namespace=namespace)
+        kind: type[CallOutput | CustomCallOutput] = CustomCallOutput if tool.is_custom else CallOutput
+        call_id, self._input = _new_id("call") + part.call_id, InputReader()
+        return kind(name=tool.name, id=_new_id(kind.prefix), call_id=call_id, namespace=tool.namespace or UNSET)
 
     def _add_arguments(self, text: str) -> list[Event]:
         call = self._open
-        kind: Literal["response.function_call_arguments.delta", "response.custom_tool_call_input.delta"]
         if isinstance(call, CallOutput):
-            kind = "response.function_call_arguments.delta"
             call.arguments += text
         else:
             assert isinstance(call, CustomCallOutput)
-            kind, text = "response.custom_tool_call_input.delta", self._input.add(text)
+            text = self._input.add(text)
             call.input += text
-        return [CallDelta(type=kind, item_id=call.id, output_index=self._index, delta=text)] if text else []
-
-    def _add_text(self, text: str, logprobs: list[ContentLogprob]) -> list[Event]:
-        item, events = self._open, list[Event]()
-        if not isinstance(item, MessageOutput):
-            item = MessageOutput(id=_new_id("mes"))
-            events = self._begin(item)
-        content = item.content[0]
-        content.text += text
-        content.logprobs += logprobs
-        delta = TextDelta(
-            type="response.output_text.delta",
-            item_id=item.id,
-            output_index=self._index,
-            delta=text,
-            logprobs=logprobs,
-        )
-        return [*events, delta]
-
-    def _add_reasoning(self, text: str) -> list[Event]:
-        item, events = self._open, list[Event]()
-        if not isinstance(item, ReasoningOutput):
-            item = ReasoningOutput(id=_new_id("rea"))
-            events = self._begin(item)
-        item.content[0].text += text
-        delta = TextDelta(type="response.reasoning_text.delta", item_id=item.id, output_index=self._index, delta=text)
-        return [*events, delta]
-
-    def _end_content(self, item: MessageOutput | ReasoningOutput) -> list[Event]:
-        index, part = self._index, item.content[0]
-        if isinstance(part, OutputTextPart):
-            done = TextDone(
-                type="response.output_text.done",
-                item_id=item.id,
-                output_index=index,
-                text=part.text,
-                logprobs=part.logprobs,
-            )
-        else:
-            done = TextDone(type="response.reasoning_text.done", item_id=item.id, output_index=index, text=part.text)
-        return [done, PartEvent(type="response.content_part.done", item_id=item.id, output_index=index, part=part)]
+        delta = CallDelta(type=f"{call.event}.delta", item_id=call.id, output_index=self._index, delta=text)
+        return [delta] if text else []
 
 
 def _new_id(prefix: str) -> str:

@@ -6,7 +6,7 @@ Source: https://platform.openai.com/docs/api-reference/responses/object.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -39,12 +39,20 @@ ContentPart = OutputTextPart | ReasoningTextPart
 
 
 class OutputItem(msgspec.Struct):
-    """An item of the answer; `type` is message, reasoning, function_call or custom_tool_call."""
+    """An item of the answer; `type` is message, reasoning, function_call or custom_tool_call.
+
+    prefix: of its ids. event: the beginning of the names of the events that add to it.
+    """
+
+    prefix: ClassVar[str]
+    event: ClassVar[str]
 
 
 class MessageOutput(OutputItem, kw_only=True):
     """A message of the assistant. `content` is empty until its only part begins."""
 
+    prefix = "mes"
+    event = "response.output_text"
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
@@ -55,6 +63,8 @@ class MessageOutput(OutputItem, kw_only=True):
 class ReasoningOutput(OutputItem, kw_only=True):
     """The reasoning before a message. `content` is empty until its only part begins."""
 
+    prefix = "rea"
+    event = "response.reasoning_text"
     id: str
     type: Literal["reasoning"] = "reasoning"
     summary: tuple[()] = ()
@@ -65,6 +75,8 @@ class ReasoningOutput(OutputItem, kw_only=True):
 class CallOutput(OutputItem, kw_only=True):
     """A call of a function. `arguments` is JSON."""
 
+    prefix = "fc"
+    event = "response.function_call_arguments"
     type: Literal["function_call"] = "function_call"
     name: str
     arguments: str = ""
@@ -77,6 +89,8 @@ class CallOutput(OutputItem, kw_only=True):
 class CustomCallOutput(OutputItem, kw_only=True):
     """A call of a custom tool."""
 
+    prefix = "ctc"
+    event = "response.custom_tool_call_input"
     type: Literal["custom_tool_call"] = "custom_tool_call"
     name: str
     input: str = ""
