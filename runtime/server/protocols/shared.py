@@ -15,6 +15,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.messages import MAX_PRIORITY
 from plait.runtime.server.chat.conversation import NO_PARAMETERS, ToolDefinition
 from plait.runtime.server.errors import ApiError, context_limit_message, invalid
+from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB
 from plait.runtime.server.http.response import encoded
 
@@ -154,6 +155,13 @@ def importance_weight(result: CallResult) -> ImportanceWeight | UnsetType:
         return UNSET
     log_weight = sum(exact.log_mass_bounds) / 2
     return ImportanceWeight(log_weight, exact.logprob, exact.logprob - log_weight, exact.model_steps)
+
+
+def extensions(
+    client: Client, result: CallResult, prompt_ids: Sequence[int] | None = None
+) -> tuple[ImportanceWeight | UnsetType, CacheMissReport | UnsetType]:
+    """The fields `weight` and `cache_miss` of an answer; see `importance_weight` and `cache_miss_report`."""
+    return importance_weight(result), cache_miss_report(client, result, prompt_ids)
 
 
 # -- logprobs, as OpenAI and Ollama write them ----------------------------------------------------

@@ -20,7 +20,6 @@ from plait.runtime.server.chat.engine import ChatOutput, PreparedChat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.fields.request_warnings import request_warnings
-from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.submission import RequestHandle, Submission
 from plait.runtime.server.http.error_bodies import OllamaErrorBody, error_body
@@ -41,7 +40,7 @@ from plait.runtime.server.protocols.ollama.request import (
     prepared_of,
     sampling_of,
 )
-from plait.runtime.server.protocols.shared import ContentLogprob, as_written, importance_weight, token_logprobs
+from plait.runtime.server.protocols.shared import ContentLogprob, as_written, extensions, token_logprobs
 
 # -- response -------------------------------------------------------------------------------------
 # Writes answers in Ollama's format: lines of JSON for a stream, or one object.
@@ -91,7 +90,7 @@ class OllamaResponseWriter:
         self, result: CallResult, prompt_ids: Sequence[int], warnings: list[str] | UnsetType = UNSET
     ) -> Line:
         """The last line, or the whole answer."""
-        usage = result.usage
+        usage, (weight, cache_miss) = result.usage, extensions(self._client, result, prompt_ids)
         return self._line(
             done=True,
             done_reason="length" if result.finish_reason == "length" else "stop",
@@ -101,8 +100,8 @@ class OllamaResponseWriter:
             prompt_eval_duration=int(max(usage.ttft_s - usage.queue_s, 0.0) * NS_PER_S),
             eval_count=usage.completion_tokens,
             warnings=warnings,
-            weight=importance_weight(result),
-            cache_miss=cache_miss_report(self._client, result, prompt_ids),
+            weight=weight,
+            cache_miss=cache_miss,
             eval_duration=int(max(usage.wall_s - usage.ttft_s, 0.0) * NS_PER_S),
         )
 
