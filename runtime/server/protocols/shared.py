@@ -56,6 +56,19 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
         raise invalid(f"'{param}' has a token id that is not from 0 to {vocab_size - 1}", param)
 
 
+def token_lists(ids: list[int | list[int]], param: str) -> list[list[int]]:
+    """One list of token ids for each text. Raises ApiError 400 for a mix of ids and lists.
+
+    >>> token_lists([1, 2], "tokens"), token_lists([[1], [2]], "tokens")
+    ([[1, 2]], [[1], [2]])
+    """
+    kinds = set(map(type, ids))
+    if len(kinds) > 1:
+        raise invalid(f"'{param}' mixes token ids with lists of them", param)
+    lists: Any = ids if kinds == {list} else [ids]
+    return list(lists)
+
+
 def build_constraint(param: str, kind: Any, *arguments: Any, **options: Any) -> Any:
     """`kind(...)`, a constraint. Raises ApiError 400 that names `param` where it cannot be used."""
     try:
