@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from plait.constrained.specs import JsonObject, JsonSchema, Spec
+from plait.constrained.specs import JsonObject, Spec
 from plait.runtime.chat.call_constraint import INPUT
 from plait.runtime.server.chat.conversation import Conversation, Thinking, ToolCall, Turn
 from plait.runtime.server.chat.template_settings import template_variables
@@ -14,42 +14,25 @@ from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.fields.request_warnings import warn
 from plait.runtime.server.http.json_body import convert_json
+from plait.runtime.server.protocols.openai.fields import schema_constraint
+from plait.runtime.server.protocols.openai.responses import types
 from plait.runtime.server.protocols.openai.responses.tools import ToolTable, qualified, read_tools, tool_choice
-from plait.runtime.server.protocols.openai.responses.types import (
-    LOGPROBS,
-    AdditionalToolsItem,
-    CallItem,
-    CallOutputItem,
-    Content,
-    CustomCallItem,
-    CustomCallOutputItem,
-    Item,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    MessageItem,
-    ReasoningItem,
-    Refusal,
-    ResponsePrompt,
-    ResponsesRequest,
-    Tool,
-)
-from plait.runtime.server.protocols.shared import build_constraint
 
-PlacedItem = tuple[str, Item]
+PlacedItem = tuple[str, types.Item]
 """An item, and its JSON path for errors."""
 
 
-def conversation_of(body: ResponsePrompt, items: Sequence[PlacedItem]) -> tuple[Conversation, ToolTable]:
+def conversation_of(body: types.ResponsePrompt, items: Sequence[PlacedItem]) -> tuple[Conversation, ToolTable]:
     """The conversation of `items`, and its tools. Raises ApiError 400 for values that contradict each other."""
-    lists: list[tuple[str, Sequence[Tool]]] = [("tools", body.tools or ())]
-    lists += [(f"{place}.tools", item.tools) for place, item in items if isinstance(item, AdditionalToolsItem)]
+    lists: list[tuple[str, Sequence[types.Tool]]] = [("tools", body.tools or ())]
+    lists += [(f"{place}.tools", item.tools) for place, item in items if isinstance(item, types.AdditionalToolsItem)]
     tools = read_tools(lists)
     names, must_call, one_call = tool_choice(body, tools)
-    answer = body if isinstance(body, ResponsesRequest) else None
+    answer = body if isinstance(body, types.ResponsesRequest) else None
     strict_formats = answer is not None and bool(answer.strict_formats)
     constraint, param = _constraint(body, strict_formats, compact=answer is not None and bool(answer.compact))
     for name in (answer and answer.include) or ():
-        if name != LOGPROBS:
+        if name != types.LOGPROBS:
             warn(f"include: {name}", "items have their texts, and no tools run here")
     effort = body.reasoning.effort if body.reasoning else None
     conversation = Conversation(
@@ -70,44 +53,39 @@ def conversation_of(body: ResponsePrompt, items: Sequence[PlacedItem]) -> tuple[
 
 def placed_items(items: Sequence[Mapping[str, Any]]) -> list[PlacedItem]:
     """The items of `input`, which is a list. Raises ApiError 400."""
+    kind: Any = types.Item
     return [
-        (f"input[{index}]", convert_json({"type": "message", **raw}, Item, f"input[{index}]"))  # type: ignore[arg-type]
-        for index, raw in enumerate(items)
+        (place, convert_json({"type": "message", **raw}, kind, place))
+        for place, raw in [(f"input[{index}]", raw) for index, raw in enumerate(items)]
     ]
 
 
-def _constraint(body: ResponsePrompt, strict_formats: bool, *, compact: bool) -> tuple[Spec | None, str | None]:
+def _constraint(body: types.ResponsePrompt, strict_formats: bool, *, compact: bool) -> tuple[Spec | None, str | None]:
     output_format = body.text.format if body.text else None
-    if isinstance(output_format, JsonObjectFormat):
+    if isinstance(output_format, types.JsonObjectFormat):
         return JsonObject(compact=compact), "text.format"
-    if isinstance(output_format, JsonSchemaFormat):
+    if isinstance(output_format, types.JsonSchemaFormat):
         param = "text.format.schema"
-        options = {
-            "annotations": not output_format.strict,
-            "compact": compact,
-            "strict_formats": bool(output_format.strict or strict_formats),
-            "schemas": output_format.schemas or "",
-        }
-        return build_constraint(param, JsonSchema, output_format.schema, **options), param
+        return schema_constraint(param, output_format, compact, strict_formats), param
     return None, None
 
 
-def _turns(body: ResponsePrompt, items: Sequence[PlacedItem]) -> tuple[Turn, ...]:
+def _turns(body: types.ResponsePrompt, items: Sequence[PlacedItem]) -> tuple[Turn, ...]:
     turns = [] if body.instructions is None else [Turn("system", body.instructions)]
     call_ids = set[str]()
     reasoning: str | None = None
     for place, item in items:
-        if isinstance(item, CallItem | CustomCallItem):
+        if isinstance(item, types.CallItem | types.CustomCallItem):
             call_ids.add(item.call_id)
             _add_call(turns, _call(item, place), reasoning)
-        elif isinstance(item, CallOutputItem | CustomCallOutputItem):
+        elif isinstance(item, types.CallOutputItem | types.CustomCallOutputItem):
             if item.call_id not in call_ids:
                 param = f"{place}.call_id"
                 raise invalid(f"'{param}' answers no call of the items before it", param)
             turns.append(Turn("tool", _text(item.output), call_id=item.call_id))
-        elif isinstance(item, MessageItem):
+        elif isinstance(item, types.MessageItem):
             turns.append(_message(item, reasoning))
-        elif isinstance(item, ReasoningItem):
+        elif isinstance(item, types.ReasoningItem):
             reasoning = "".join(part.text for part in item.content or []) or None
             if item.encrypted_content:
                 warn(f"{place}.encrypted_content", "this server cannot read it")
@@ -116,8 +94,8 @@ def _turns(body: ResponsePrompt, items: Sequence[PlacedItem]) -> tuple[Turn, ...
     return tuple(turns)
 
 
-def _call(item: CallItem | CustomCallItem, place: str) -> ToolCall:
-    arguments = item.arguments if isinstance(item, CallItem) else {INPUT: item.input}
+def _call(item: types.CallItem | types.CustomCallItem, place: str) -> ToolCall:
+    arguments = item.arguments if isinstance(item, types.CallItem) else {INPUT: item.input}
     return ToolCall(item.call_id, qualified(item.name, item.namespace), arguments, f"{place}.arguments")
 
 
@@ -130,13 +108,13 @@ def _add_call(turns: list[Turn], call: ToolCall, reasoning: str | None) -> None:
         turns.append(Turn("assistant", "", (call,), reasoning))
 
 
-def _message(item: MessageItem, reasoning: str | None) -> Turn:
+def _message(item: types.MessageItem, reasoning: str | None) -> Turn:
     if item.role == "assistant":
         return Turn("assistant", _text(item.content), reasoning=reasoning)
     return Turn("user" if item.role == "user" else "system", _text(item.content))
 
 
-def _text(content: str | Sequence[Content]) -> str:
+def _text(content: str | Sequence[types.Content]) -> str:
     if isinstance(content, str):
         return content
-    return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)
+    return "".join(part.refusal if isinstance(part, types.Refusal) else part.text for part in content)

@@ -17,18 +17,12 @@ from plait.runtime.server.errors import NOT_FOUND, ApiError, invalid, unsupporte
 from plait.runtime.server.fields.request_warnings import warn
 from plait.runtime.server.http.json_body import convert_json
 from plait.runtime.server.in_flight import current_request
+from plait.runtime.server.protocols.openai.responses import types
 from plait.runtime.server.protocols.openai.responses.request import PlacedItem, placed_items
 from plait.runtime.server.protocols.openai.responses.response_object import (
     MessageOutput,
     OutputTextPart,
     ResponseBody,
-)
-from plait.runtime.server.protocols.openai.responses.types import (
-    Item,
-    ItemReference,
-    MessageItem,
-    ResponsePrompt,
-    ResponsesRequest,
 )
 from plait.runtime.server.response_store import ResponseStore, StoredItems, StoredResponse
 
@@ -43,7 +37,7 @@ _PREFIXES = {
     "reasoning": "rs",
     "additional_tools": "at",
 }
-_decode_items = msgspec.json.Decoder(list[Item]).decode
+_decode_items = msgspec.json.Decoder(list[types.Item]).decode
 _decode = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
@@ -97,7 +91,7 @@ class ConversationItems(NamedTuple):
     previous: StoredItems | None
 
 
-async def all_items(request: Request, body: ResponsePrompt) -> ConversationItems:
+async def all_items(request: Request, body: types.ResponsePrompt) -> ConversationItems:
     """The items of the conversation, those of earlier responses included.
 
     Raises ApiError 400 for a response or an item that is not stored.
@@ -111,14 +105,14 @@ async def all_items(request: Request, body: ResponsePrompt) -> ConversationItems
     own = body.input
     if isinstance(own, str):
         own = [{"role": "user", "content": own}]
-        items.append(("input", MessageItem("user", own[0]["content"])))
+        items.append(("input", types.MessageItem("user", own[0]["content"])))
     else:
         own = _with_stored_items(own, store, tenant)
         items += placed_items(own)
     return ConversationItems(items, own, previous)
 
 
-def keeper_of(request: Request, body: ResponsesRequest, items: ConversationItems) -> Keeper:
+def keeper_of(request: Request, body: types.ResponsesRequest, items: ConversationItems) -> Keeper:
     """What keeps the response to a request, if it is to be kept."""
     store, tenant = state_of(request).responses, tenant_of(request)
     record = current_request()
@@ -132,7 +126,7 @@ def keeper_of(request: Request, body: ResponsesRequest, items: ConversationItems
     return Keeper(store, response_id, tenant, [_with_id(item) for item in items.own], items.previous)
 
 
-def _previous(store: ResponseStore | None, body: ResponsePrompt, tenant: str) -> StoredItems | None:
+def _previous(store: ResponseStore | None, body: types.ResponsePrompt, tenant: str) -> StoredItems | None:
     name = "previous_response_id"
     if body.previous_response_id is None:
         return None
@@ -156,7 +150,7 @@ def _with_stored_items(
         if item.get("type") != "item_reference":
             whole.append(item)
             continue
-        item_id = convert_json(item, ItemReference, place).id
+        item_id = convert_json(item, types.ItemReference, place).id
         if store is None:
             raise unsupported(place, f"refers to a stored item, and {NOT_STORED}")
         stored = store.items_with(item_id, tenant)

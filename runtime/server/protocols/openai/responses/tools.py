@@ -11,17 +11,7 @@ from dataclasses import dataclass, field, replace
 from plait.runtime.server.chat.conversation import ToolDefinition
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.protocols.openai.custom_tools import GrammarInput, custom_tool
-from plait.runtime.server.protocols.openai.responses.types import (
-    MAX_TOOLS,
-    AllowedToolsChoice,
-    CustomTool,
-    FunctionTool,
-    NamedCustomChoice,
-    NamedToolChoice,
-    NamespaceTool,
-    ResponsePrompt,
-    Tool,
-)
+from plait.runtime.server.protocols.openai.responses import types
 from plait.runtime.server.protocols.shared import checked_tool_names, distinct_tools, tool_definition, unnamed_choice
 
 
@@ -51,7 +41,7 @@ def qualified(name: str, namespace: str | None) -> str:
     return f"{namespace}.{name}" if namespace else name
 
 
-def read_tools(lists: Iterable[tuple[str, Sequence[Tool]]]) -> ToolTable:
+def read_tools(lists: Iterable[tuple[str, Sequence[types.Tool]]]) -> ToolTable:
     """The tools of several lists, each with its JSON path. Raises ApiError 400."""
     found = [
         item
@@ -59,16 +49,16 @@ def read_tools(lists: Iterable[tuple[str, Sequence[Tool]]]) -> ToolTable:
         for index, tool in enumerate(tools)
         for item in _definitions(tool, f"{path}[{index}]")
     ]
-    if len(found) > MAX_TOOLS:
-        raise invalid(f"there are {len(found)} tools, those of namespaces counted; at most {MAX_TOOLS}", "tools")
+    if len(found) > types.MAX_TOOLS:
+        raise invalid(f"there are {len(found)} tools, those of namespaces counted; at most {types.MAX_TOOLS}", "tools")
     definitions = distinct_tools((place, definition) for place, definition, _ in found)
     return ToolTable(definitions, {definition.name: called for _, definition, called in found})
 
 
-def _definitions(tool: Tool, place: str) -> Iterator[tuple[str, ToolDefinition, CalledTool]]:
+def _definitions(tool: types.Tool, place: str) -> Iterator[tuple[str, ToolDefinition, CalledTool]]:
     """Yields (place, definition, what its calls are) of a tool, or of the tools of a namespace."""
-    if not isinstance(tool, NamespaceTool):
-        yield place, _definition(tool, place), CalledTool(tool.name, None, isinstance(tool, CustomTool))
+    if not isinstance(tool, types.NamespaceTool):
+        yield place, _definition(tool, place), CalledTool(tool.name, None, isinstance(tool, types.CustomTool))
         return
     for index, inner in enumerate(tool.tools):
         definition = _definition(inner, f"{place}.tools[{index}]")
@@ -77,27 +67,30 @@ def _definitions(tool: Tool, place: str) -> Iterator[tuple[str, ToolDefinition, 
         definition = replace(
             definition, name=qualified(inner.name, tool.name), description="\n".join(filter(None, texts))
         )
-        yield f"{place}.tools[{index}]", definition, CalledTool(inner.name, tool.name, isinstance(inner, CustomTool))
+        called = CalledTool(inner.name, tool.name, isinstance(inner, types.CustomTool))
+        yield f"{place}.tools[{index}]", definition, called
 
 
-def _definition(tool: FunctionTool | CustomTool, place: str) -> ToolDefinition:
-    if isinstance(tool, FunctionTool):
+def _definition(tool: types.FunctionTool | types.CustomTool, place: str) -> ToolDefinition:
+    if isinstance(tool, types.FunctionTool):
         return tool_definition(tool, place)
     grammar = tool.format if isinstance(tool.format, GrammarInput) else None
     return custom_tool(tool.name, tool.description, grammar, f"{place}.format")
 
 
-def tool_choice(body: ResponsePrompt, tools: ToolTable) -> tuple[frozenset[str] | None, bool, bool]:
+def tool_choice(body: types.ResponsePrompt, tools: ToolTable) -> tuple[frozenset[str] | None, bool, bool]:
     """(names of tools that may be called, None for all; whether a call is required; whether only one is allowed)"""
     choice = body.tool_choice
-    if tools.definitions and isinstance(choice, NamedToolChoice | NamedCustomChoice):
+    if tools.definitions and isinstance(choice, types.NamedToolChoice | types.NamedCustomChoice):
         return _chosen([choice], tools, "tool_choice.name"), True, True
-    if tools.definitions and isinstance(choice, AllowedToolsChoice):
+    if tools.definitions and isinstance(choice, types.AllowedToolsChoice):
         return _chosen(choice.tools, tools, "tool_choice.tools"), choice.mode == "required", False
     return unnamed_choice(choice, has_tools=bool(tools.definitions))
 
 
-def _chosen(choices: Sequence[NamedToolChoice | NamedCustomChoice], tools: ToolTable, param: str) -> frozenset[str]:
+def _chosen(
+    choices: Sequence[types.NamedToolChoice | types.NamedCustomChoice], tools: ToolTable, param: str
+) -> frozenset[str]:
     """The tools that choices name: a name without a namespace also means tools of that name in every namespace."""
     names: list[str] = []
     for choice in choices:

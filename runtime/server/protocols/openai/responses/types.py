@@ -15,7 +15,7 @@ from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.openai.chat_request import ToolName
 from plait.runtime.server.protocols.openai.custom_tools import GrammarInput, TextInput
-from plait.runtime.server.protocols.openai.fields import StreamOptions
+from plait.runtime.server.protocols.openai.fields import JsonObjectFormat, StreamOptions, TextFormat
 from plait.runtime.server.protocols.shared import Priority, StrictStruct
 
 MAX_TOOLS = 128
@@ -123,14 +123,6 @@ Include = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-
-
-class TextFormat(StrictStruct, tag_field="type", tag="text"):
-    """Free text."""
-
-
-class JsonObjectFormat(StrictStruct, tag_field="type", tag="json_object"):
-    """Any JSON object."""
 
 
 class JsonSchemaFormat(StrictStruct, tag_field="type", tag="json_schema"):
