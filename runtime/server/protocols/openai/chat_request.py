@@ -219,14 +219,12 @@ class SystemMessage(StrictStruct, tag_field="role", tag="system"):
     name: str | None = None
 
 
-class DeveloperMessage(StrictStruct, tag_field="role", tag="developer"):
-    content: str | list[TextPart]
-    name: str | None = None
+class DeveloperMessage(SystemMessage, tag="developer"):
+    """The newer name of a system message."""
 
 
-class UserMessage(StrictStruct, tag_field="role", tag="user"):
-    content: str | list[TextPart]
-    name: str | None = None
+class UserMessage(SystemMessage, tag="user"):
+    """Has the same fields."""
 
 
 class AssistantMessage(StrictStruct, tag_field="role", tag="assistant"):
