@@ -55,7 +55,7 @@ def find_types(form: ArgumentsForm, schemas: Sequence[Mapping[str, Any]]) -> Non
     if isinstance(form, ElementArguments) and not form.types:
         for text in map(json_text, schemas):
             if len(text) > LARGE_SCHEMA_CHARS:
-                _types_of_parameters(text)
+                _parameter_types(text)
 
 
 class JsonValueScanner:
@@ -134,7 +134,7 @@ class ElementsReader:
 
     def __init__(self, form: ElementArguments, schema: Mapping[str, Any], follower: str) -> None:
         self._form, self._follower = form, follower
-        self._types_by_name = {} if form.types else _parameter_types(schema)
+        self._types_by_name = {} if form.types else _parameter_types(json_text(schema))
         before, _, after = form.open.partition("{name}")
         self._before = before
         types = "|".join(re.escape(text) for text in sorted({text for _, text in form.types}, key=len, reverse=True))
@@ -361,13 +361,11 @@ def _json_of(text: str, types: frozenset[str], python: PythonForm) -> str:
     return value
 
 
-def _parameter_types(schema: Mapping[str, Any]) -> Mapping[str | None, frozenset[str]]:
-    """The types of each parameter's values, as the constraint on the elements sees them; None: of any other one."""
-    return _types_of_parameters(json_text(schema))
+def _parameter_types(schema: str) -> Mapping[str | None, frozenset[str]]:
+    """The types of each parameter's values, as the constraint on the elements sees them; None: of any other one.
 
-
-def _types_of_parameters(schema: str) -> Mapping[str | None, frozenset[str]]:
-    """The same for the JSON text of a schema; kept for some schemas."""
+    schema: as JSON text; what is found is kept for some schemas.
+    """
     try:
         return parameter_kinds(schema)
     except GrammarError:  # no constraint holds these arguments
