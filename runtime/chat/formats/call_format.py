@@ -214,13 +214,10 @@ class CallFormat:
 
     def with_texts(self, change: Callable[[str], str]) -> CallFormat:
         """Returns the format with `change` applied to all of its texts."""
-        form = self.arguments
-        return replace(
-            self,
-            arguments=replace(form, **{name: change(getattr(form, name)) for name in form.marks}),
-            other_heads=tuple(map(change, self.other_heads)),
-            **{name: change(getattr(self, name)) for name in _TEXTS},
-        )
+        form: Any = self.arguments
+        form = replace(form, **{name: change(getattr(form, name)) for name in form.marks})
+        texts: dict[str, Any] = {name: change(getattr(self, name)) for name in _TEXTS}
+        return replace(self, arguments=form, other_heads=tuple(map(change, self.other_heads)), **texts)
 
 
 def formed_ids(id_form: str, names: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -161,7 +161,8 @@ class OutputItems:
         if item is None:
             return []
         events: list[Event]
-        kind, place = f"{item.event}.done", {"item_id": item.id, "output_index": self._index}
+        place: dict[str, Any] = {"item_id": item.id, "output_index": self._index}
+        kind = f"{item.event}.done"
         if isinstance(item, CallOutput):
             events = [CallDone(type=kind, **place, arguments=item.arguments, name=item.name)]
         elif isinstance(item, CustomCallOutput):

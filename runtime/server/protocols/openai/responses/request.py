@@ -14,7 +14,7 @@ from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.fields.request_warnings import warn
 from plait.runtime.server.http.json_body import convert_json
-from plait.runtime.server.protocols.openai.fields import schema_constraint
+from plait.runtime.server.protocols.openai.fields import JsonObjectFormat, schema_constraint
 from plait.runtime.server.protocols.openai.responses import types
 from plait.runtime.server.protocols.openai.responses.tools import ToolTable, qualified, read_tools, tool_choice
 
@@ -62,7 +62,7 @@ def placed_items(items: Sequence[Mapping[str, Any]]) -> list[PlacedItem]:
 
 def _constraint(body: types.ResponsePrompt, strict_formats: bool, *, compact: bool) -> tuple[Spec | None, str | None]:
     output_format = body.text.format if body.text else None
-    if isinstance(output_format, types.JsonObjectFormat):
+    if isinstance(output_format, JsonObjectFormat):
         return JsonObject(compact=compact), "text.format"
     if isinstance(output_format, types.JsonSchemaFormat):
         param = "text.format.schema"
