@@ -194,15 +194,13 @@ class ElementsReader:
             start = json_end
         end = text.find(close, start)
         if self._types == _STRING:
-            num_pending = 0 if end >= 0 else partial_match_length(text, [close])
-            value = text[: end if end >= 0 else len(text) - num_pending]
-            if end < 0 and not value:
+            piece, size, is_closed = _text_until(close, text)
+            if not is_closed and not size:
                 return None
-            piece = json.dumps(value, ensure_ascii=False)[1:-1]
-            piece = ("" if self._is_open else '"') + piece + ('"' if end >= 0 else "")
-            self._is_open = end < 0
-            if end < 0:
-                return ReadArguments(piece, text[len(value) :], False)
+            piece = ("" if self._is_open else '"') + piece + ('"' if is_closed else "")
+            self._is_open = not is_closed
+            if not is_closed:
+                return ReadArguments(piece, text[size:], False)
         elif end < 0:
             return None
         else:
@@ -305,13 +303,11 @@ class NotationReader:
 
     def _in_text(self, text: str) -> tuple[str, int] | None:
         """Within a string: (the JSON of what is certain of it, its length); None if more text is needed."""
-        end = text.find(self._form.quote)
-        size = end if end >= 0 else len(text) - partial_match_length(text, [self._form.quote])
-        if end < 0 and not size:
+        piece, size, is_closed = _text_until(self._form.quote, text)
+        if not is_closed and not size:
             return None
-        self._in_string = end < 0
-        piece = json.dumps(text[:size], ensure_ascii=False)[1:-1]
-        return (piece, size) if end < 0 else (f'{piece}"', size + len(self._form.quote))
+        self._in_string = not is_closed
+        return (f'{piece}"', size + len(self._form.quote)) if is_closed else (piece, size)
 
     def _between(self, text: str) -> tuple[str, int] | None:
         """The same at a bracket, a separator, a name, a scalar or the beginning of a string."""
@@ -339,6 +335,13 @@ class NotationReader:
             return None
         value = "null" if scalar[1] == self._form.null else _BARE_LITERALS.get(scalar[1], scalar[1])
         return value, scalar.end()
+
+
+def _text_until(mark: str, text: str) -> tuple[str, int, bool]:
+    """Of a string that ends with `mark`: (its JSON within the quotes, its length, whether the mark is there)."""
+    end = text.find(mark)
+    size = end if end >= 0 else len(text) - partial_match_length(text, [mark])
+    return json.dumps(text[:size], ensure_ascii=False)[1:-1], size, end >= 0
 
 
 def _json_of(text: str, types: frozenset[str], python: PythonForm) -> str:

@@ -31,7 +31,7 @@ class AddedToken:
 
 
 BackendPair = tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]
-"""Of plain text that continues another text, and of text at the start of a session: SentencePiece puts a space there."""
+"""Of plain text that continues another text, and of text at the start of a session, where a space is put."""
 
 
 class Backends:
