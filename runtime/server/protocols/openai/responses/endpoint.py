@@ -26,19 +26,20 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response, named_sse_event
 from plait.runtime.server.protocols.answer import AnswerWriter, Batch, answer
-from plait.runtime.server.protocols.openai.responses.events import Event, OutputItems, ResponseEvent
-from plait.runtime.server.protocols.openai.responses.request import PlacedItem, conversation_of
-from plait.runtime.server.protocols.openai.responses.response_object import (
+from plait.runtime.server.protocols.openai.responses.request import PlacedItem, ToolTable, conversation_of
+from plait.runtime.server.protocols.openai.responses.response import (
+    Event,
     Incomplete,
     InputTokens,
     OutputItem,
+    OutputItems,
     ReasoningEcho,
     ResponseBody,
     ResponseError,
+    ResponseEvent,
     ResponseUsage,
 )
-from plait.runtime.server.protocols.openai.responses.stored_conversation import Keeper, all_items, keeper_of
-from plait.runtime.server.protocols.openai.responses.tools import ToolTable
+from plait.runtime.server.protocols.openai.responses.stored import Keeper, all_items, keeper_of
 from plait.runtime.server.protocols.openai.responses.types import LOGPROBS, ResponsePrompt, ResponsesRequest
 from plait.runtime.server.protocols.shared import extensions, remaining_context, timeout_of, token_logprobs
 

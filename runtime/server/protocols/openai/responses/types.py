@@ -174,7 +174,7 @@ class AdditionalToolsItem(StrictStruct, tag_field="type", tag="additional_tools"
 
 
 class ItemReference(StrictStruct, tag_field="type", tag="item_reference"):
-    """Stands for a stored item; see `kept.py`."""
+    """Stands for a stored item; see `stored.py`."""
 
     id: str
 
