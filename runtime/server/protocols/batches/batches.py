@@ -56,6 +56,10 @@ class CreateBatch(StrictStruct):
     output_expires_after: ExpiresAfter | None = None
 
 
+class BatchList(Page[Batch]):
+    """A page of batches."""
+
+
 # -- batches --------------------------------------------------------------------------------------
 
 router = APIRouter()
@@ -87,7 +91,7 @@ async def create_batch(request: Request) -> Response:
     return json_response(shown(record, Batch))
 
 
-@router.get("/v1/batches", **documented(answer=Page[Batch], errors=READ_ERRORS, query=BatchQuery))
+@router.get("/v1/batches", **documented(answer=BatchList, errors=READ_ERRORS, query=BatchQuery))
 async def list_batches(request: Request) -> Response:
     """The batches of the caller's key, the newest first."""
     query = read_query(request, BatchQuery)

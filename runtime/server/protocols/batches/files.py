@@ -55,6 +55,10 @@ class FileUpload(StrictStruct):
     expires_after: ExpiresAfter | None = None
 
 
+class FileList(Page[FileObject]):
+    """A page of files."""
+
+
 class DeletedFile(msgspec.Struct):
     """A file that was deleted."""
 
@@ -80,7 +84,7 @@ async def upload_file(request: Request) -> Response:
         return json_response(shown(await receive_upload(request, service_of(request).files), FileObject))
 
 
-@router.get("/v1/files", **documented(answer=Page[FileObject], errors=READ_ERRORS, query=FileQuery))
+@router.get("/v1/files", **documented(answer=FileList, errors=READ_ERRORS, query=FileQuery))
 async def list_files(request: Request) -> Response:
     """The files of the caller's key."""
     query = read_query(request, FileQuery)

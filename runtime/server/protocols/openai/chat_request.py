@@ -220,11 +220,11 @@ class SystemMessage(StrictStruct, tag_field="role", tag="system"):
 
 
 class DeveloperMessage(SystemMessage, tag="developer"):
-    """The newer name of a system message."""
+    """A system message, under its newer name."""
 
 
 class UserMessage(SystemMessage, tag="user"):
-    """Has the same fields."""
+    """The user's turn."""
 
 
 class AssistantMessage(StrictStruct, tag_field="role", tag="assistant"):

@@ -45,13 +45,10 @@ ContentPart = OutputTextPart | ReasoningTextPart
 
 
 class OutputItem(msgspec.Struct):
-    """An item of the answer; `type` is message, reasoning, function_call or custom_tool_call.
+    """An item of the answer; `type` is message, reasoning, function_call or custom_tool_call."""
 
-    prefix: of its ids. event: the beginning of the names of the events that add to it.
-    """
-
-    prefix: ClassVar[str]
-    event: ClassVar[str]
+    prefix: ClassVar[str]  # of its ids
+    event: ClassVar[str]  # the beginning of the names of the events that add to it
 
 
 class MessageOutput(OutputItem, kw_only=True):

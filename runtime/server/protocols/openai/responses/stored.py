@@ -211,6 +211,10 @@ class ItemsQuery(Paging):
     order: Literal["asc", "desc"] = "desc"
 
 
+class ItemList(Page[dict[str, Any]]):
+    """A page of items."""
+
+
 class DeletedResponse(msgspec.Struct):
     id: str
     object: Literal["response"] = "response"
@@ -234,7 +238,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 @router.get(
     "/v1/responses/{response_id}/input_items",
-    **documented(answer=Page[dict[str, Any]], errors=READ_ERRORS, query=ItemsQuery),
+    **documented(answer=ItemList, errors=READ_ERRORS, query=ItemsQuery),
 )
 async def list_input_items(request: Request, response_id: str) -> Response:
     """The items that a stored response answers, those of the responses before it included."""
