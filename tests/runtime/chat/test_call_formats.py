@@ -280,6 +280,17 @@ def test_reasoning_marks_are_found_in_the_generation_prompt() -> None:
     assert find_formats(ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", "", "")).reasoning is None
 
 
+def test_a_control_token_between_elements_is_a_mark() -> None:
+    tokenizer = load_tokenizer(locate_model())
+    form = ElementArguments("<p={name}>", "</p>", "<file_sep>")
+    call_format = CallFormat("<repo_name>{name}:", "<jupyter_text>", form)
+    marks = control_marks(tokenizer, call_format, None)
+    parser = OutputParser(None, False, marks.mark_calls(call_format), {"f": {}})
+    written = call_format.render_calls([("", "f", {"a": "x", "b": [1]})])
+    parts = parser.push(marks.detokenizer().push(tokenizer.encode([(written, True)]))) + parser.finish()
+    assert "".join(part.text for part in parts if part.kind == "arguments") == '{"a": "x", "b": [1]}'
+
+
 def test_control_tokens_are_marks_and_text_that_spells_them_is_not() -> None:
     tokenizer = load_tokenizer(locate_model())
     call_format = find_formats(ChatTemplate(CONTROL_TEMPLATE.source, "", "")).calls
