@@ -64,6 +64,8 @@ class JsonValueScanner:
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = self._escaped = self._is_scalar = False
+        self._num_scanned = 0  # of a text that grows, and where the value ends in it
+        self._end: int | None = None
 
     def find(self, text: str) -> int | None:
         """Returns how many characters of `text` belong to the value, or None if the value does not end in it."""
@@ -91,18 +93,10 @@ class JsonValueScanner:
                 self._is_scalar = True
         return None
 
-
-class _GrowingValue:
-    """Finds the end of the JSON value with which a text begins that grows from call to call."""
-
-    def __init__(self) -> None:
-        self._scanner, self._num_scanned = JsonValueScanner(), 0
-        self._end: int | None = None
-
     def end_in(self, text: str) -> int | None:
-        """Returns the value's length, or None if `text` ends within it."""
+        """As `find`, of a text that begins with the value and grows from call to call."""
         if self._end is None:
-            end = self._scanner.find(text[self._num_scanned :])
+            end = self.find(text[self._num_scanned :])
             self._end = None if end is None else self._num_scanned + end
             self._num_scanned = len(text)
         return self._end
@@ -144,7 +138,7 @@ class ElementsReader:
         self._num_read = 0
         self._types: frozenset[str] | None = None  # that the open element may have
         self._is_open = False  # a string's JSON has been opened
-        self._json_value = _GrowingValue()
+        self._json_value = JsonValueScanner()
 
     def read(self, text: str) -> ReadArguments:
         """See ArgumentsReader."""
@@ -205,7 +199,7 @@ class ElementsReader:
             return None
         else:
             piece = _json_of(text[:end], self._types, self._form.python)
-        self._types, self._json_value = None, _GrowingValue()
+        self._types, self._json_value = None, JsonValueScanner()
         return ReadArguments(piece, text[end + len(close) :], False)
 
     def _cdata_value(self, text: str) -> ReadArguments | None:
@@ -235,7 +229,7 @@ class KeywordsReader:
     def __init__(self, follower: str) -> None:
         self._follower = follower
         self._num_read = 0
-        self._value = _GrowingValue()
+        self._value = JsonValueScanner()
 
     def read(self, text: str) -> ReadArguments:
         """See ArgumentsReader."""
@@ -248,7 +242,7 @@ class KeywordsReader:
             end = None if match is None else self._end_of_value(text[match.end() :])
             if match is None or end is None:
                 break
-            self._value = _GrowingValue()
+            self._value = JsonValueScanner()
             value = text[match.end() : match.end() + end]
             if value[0] == "'":  # nothing in it is escaped
                 value = json.dumps(value[1:-1], ensure_ascii=False)
