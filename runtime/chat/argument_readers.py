@@ -55,7 +55,7 @@ def find_types(form: ArgumentsForm, schemas: Sequence[Mapping[str, Any]]) -> Non
     if isinstance(form, ElementArguments) and not form.types:
         for text in map(json_text, schemas):
             if len(text) > LARGE_SCHEMA_CHARS:
-                _types_of_parameters(text)
+                _parameter_types(text)
 
 
 class JsonValueScanner:
@@ -64,6 +64,8 @@ class JsonValueScanner:
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = self._escaped = self._is_scalar = False
+        self._num_scanned = 0  # of a text that grows, and where the value ends in it
+        self._end: int | None = None
 
     def find(self, text: str) -> int | None:
         """Returns how many characters of `text` belong to the value, or None if the value does not end in it."""
@@ -91,18 +93,10 @@ class JsonValueScanner:
                 self._is_scalar = True
         return None
 
-
-class _GrowingValue:
-    """Finds the end of the JSON value with which a text begins that grows from call to call."""
-
-    def __init__(self) -> None:
-        self._scanner, self._num_scanned = JsonValueScanner(), 0
-        self._end: int | None = None
-
     def end_in(self, text: str) -> int | None:
-        """Returns the value's length, or None if `text` ends within it."""
+        """As `find`, of a text that begins with the value and grows from call to call."""
         if self._end is None:
-            end = self._scanner.find(text[self._num_scanned :])
+            end = self.find(text[self._num_scanned :])
             self._end = None if end is None else self._num_scanned + end
             self._num_scanned = len(text)
         return self._end
@@ -134,7 +128,7 @@ class ElementsReader:
 
     def __init__(self, form: ElementArguments, schema: Mapping[str, Any], follower: str) -> None:
         self._form, self._follower = form, follower
-        self._types_by_name = {} if form.types else _parameter_types(schema)
+        self._types_by_name = {} if form.types else _parameter_types(json_text(schema))
         before, _, after = form.open.partition("{name}")
         self._before = before
         types = "|".join(re.escape(text) for text in sorted({text for _, text in form.types}, key=len, reverse=True))
@@ -144,7 +138,7 @@ class ElementsReader:
         self._num_read = 0
         self._types: frozenset[str] | None = None  # that the open element may have
         self._is_open = False  # a string's JSON has been opened
-        self._json_value = _GrowingValue()
+        self._json_value = JsonValueScanner()
 
     def read(self, text: str) -> ReadArguments:
         """See ArgumentsReader."""
@@ -194,20 +188,18 @@ class ElementsReader:
             start = json_end
         end = text.find(close, start)
         if self._types == _STRING:
-            num_pending = 0 if end >= 0 else partial_match_length(text, [close])
-            value = text[: end if end >= 0 else len(text) - num_pending]
-            if end < 0 and not value:
+            piece, size, is_closed = _text_until(close, text)
+            if not is_closed and not size:
                 return None
-            piece = json.dumps(value, ensure_ascii=False)[1:-1]
-            piece = ("" if self._is_open else '"') + piece + ('"' if end >= 0 else "")
-            self._is_open = end < 0
-            if end < 0:
-                return ReadArguments(piece, text[len(value) :], False)
+            piece = ("" if self._is_open else '"') + piece + ('"' if is_closed else "")
+            self._is_open = not is_closed
+            if not is_closed:
+                return ReadArguments(piece, text[size:], False)
         elif end < 0:
             return None
         else:
             piece = _json_of(text[:end], self._types, self._form.python)
-        self._types, self._json_value = None, _GrowingValue()
+        self._types, self._json_value = None, JsonValueScanner()
         return ReadArguments(piece, text[end + len(close) :], False)
 
     def _cdata_value(self, text: str) -> ReadArguments | None:
@@ -237,7 +229,7 @@ class KeywordsReader:
     def __init__(self, follower: str) -> None:
         self._follower = follower
         self._num_read = 0
-        self._value = _GrowingValue()
+        self._value = JsonValueScanner()
 
     def read(self, text: str) -> ReadArguments:
         """See ArgumentsReader."""
@@ -250,7 +242,7 @@ class KeywordsReader:
             end = None if match is None else self._end_of_value(text[match.end() :])
             if match is None or end is None:
                 break
-            self._value = _GrowingValue()
+            self._value = JsonValueScanner()
             value = text[match.end() : match.end() + end]
             if value[0] == "'":  # nothing in it is escaped
                 value = json.dumps(value[1:-1], ensure_ascii=False)
@@ -305,13 +297,11 @@ class NotationReader:
 
     def _in_text(self, text: str) -> tuple[str, int] | None:
         """Within a string: (the JSON of what is certain of it, its length); None if more text is needed."""
-        end = text.find(self._form.quote)
-        size = end if end >= 0 else len(text) - partial_match_length(text, [self._form.quote])
-        if end < 0 and not size:
+        piece, size, is_closed = _text_until(self._form.quote, text)
+        if not is_closed and not size:
             return None
-        self._in_string = end < 0
-        piece = json.dumps(text[:size], ensure_ascii=False)[1:-1]
-        return (piece, size) if end < 0 else (f'{piece}"', size + len(self._form.quote))
+        self._in_string = not is_closed
+        return (f'{piece}"', size + len(self._form.quote)) if is_closed else (piece, size)
 
     def _between(self, text: str) -> tuple[str, int] | None:
         """The same at a bracket, a separator, a name, a scalar or the beginning of a string."""
@@ -341,6 +331,13 @@ class NotationReader:
         return value, scalar.end()
 
 
+def _text_until(mark: str, text: str) -> tuple[str, int, bool]:
+    """Of a string that ends with `mark`: (its JSON within the quotes, its length, whether the mark is there)."""
+    end = text.find(mark)
+    size = end if end >= 0 else len(text) - partial_match_length(text, [mark])
+    return json.dumps(text[:size], ensure_ascii=False)[1:-1], size, end >= 0
+
+
 def _json_of(text: str, types: frozenset[str], python: PythonForm) -> str:
     """Returns the JSON of an element's value that is no plain string: JSON of one of its other types, or a string."""
     value = text.strip()
@@ -361,13 +358,11 @@ def _json_of(text: str, types: frozenset[str], python: PythonForm) -> str:
     return value
 
 
-def _parameter_types(schema: Mapping[str, Any]) -> Mapping[str | None, frozenset[str]]:
-    """The types of each parameter's values, as the constraint on the elements sees them; None: of any other one."""
-    return _types_of_parameters(json_text(schema))
+def _parameter_types(schema: str) -> Mapping[str | None, frozenset[str]]:
+    """The types of each parameter's values, as the constraint on the elements sees them; None: of any other one.
 
-
-def _types_of_parameters(schema: str) -> Mapping[str | None, frozenset[str]]:
-    """The same for the JSON text of a schema; kept for some schemas."""
+    schema: as JSON text; what is found is kept for some schemas.
+    """
     try:
         return parameter_kinds(schema)
     except GrammarError:  # no constraint holds these arguments

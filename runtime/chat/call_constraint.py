@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from plait.constrained.specs import (
@@ -31,6 +32,8 @@ from plait.runtime.chat.formats.call_format import (
 )
 
 INPUT = "input"  # the only argument of a tool with freeform input
+# The constraint on arguments in each form: it has the fields of the form.
+_CONTENTS: dict[type, Any] = {ElementArguments: Elements, KeywordArguments: Keywords, NotationArguments: Notation}
 
 
 class CallableTool(NamedTuple):
@@ -134,35 +137,18 @@ def _input(call_format: CallFormat, spec: Regex | Lark) -> tuple[str, Content, s
 def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:
     """Returns the constraint on a call's arguments."""
     form = call_format.arguments
-    if isinstance(form, ElementArguments):
-        return Elements(
-            schema,
-            form.open,
-            form.close,
-            form.separator,
-            types=form.types,
-            python=form.python,
-            has_cdata=form.has_cdata,
-        )
-    if isinstance(form, JsonArguments):
-        if form.style == "spaced":
-            return schema
-        return JsonSchema(schema, compact=form.style == "compact", whitespace=form.style == "any")
-    if isinstance(form, NotationArguments):
-        return Notation(schema, form.quote, form.null, form.is_sorted)
-    return Keywords(schema, single_quotes=form.single_quotes)
+    if not isinstance(form, JsonArguments):
+        content: Content = _CONTENTS[type(form)](schema, **vars(form))
+        return content
+    if form.style == "spaced":
+        return schema
+    return JsonSchema(schema, compact=form.style == "compact", whitespace=form.style == "any")
 
 
 def arguments_form(content: Content) -> ArgumentsForm:
     """Returns the form of the arguments that a call's constraint allows."""
-    match content:
-        case Elements():
-            form = content
-            return ElementArguments(form.open, form.close, form.separator, form.types, form.has_cdata, form.python)
-        case Keywords():
-            return KeywordArguments(content.single_quotes)
-        case Notation():
-            return NotationArguments(content.quote, content.null, content.is_sorted)
-        case JsonSchema(compact=True):
-            return JsonArguments("compact")
-    return JsonArguments()
+    for kind, content_kind in _CONTENTS.items():
+        if isinstance(content, content_kind):
+            form: ArgumentsForm = kind(**{field.name: getattr(content, field.name) for field in fields(kind)})
+            return form
+    return JsonArguments("compact" if isinstance(content, JsonSchema) and content.compact else "spaced")

@@ -30,7 +30,8 @@ class AddedToken:
     strip_right: bool = False
 
 
-BackendPair = tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]  # (continuation, initial)
+BackendPair = tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]
+"""Of plain text that continues another text, and of text at the start of a session, where a space is put."""
 
 
 class Backends:
@@ -64,7 +65,7 @@ class Backends:
 class TokenizerDefinition:
     """Everything a Tokenizer needs.
 
-    backends: build `continuation_backend` and `initial_backend`.
+    backends: tokenize plain text.
     prefix_after_control: text after a control token is tokenized like initial text.
     token_bytes: the bytes of each token; b"" for control tokens.
     suffix_ids: what the file's own tokenizer appends to a complete text. Embedding models are trained with an end
@@ -81,16 +82,6 @@ class TokenizerDefinition:
     add_bos: bool
     chat_template: ChatTemplate | None
     suffix_ids: tuple[int, ...] = ()
-
-    @property
-    def continuation_backend(self) -> tokenizers.Tokenizer:
-        """Tokenizes plain text that continues another text."""
-        return self.backends.pair()[0]
-
-    @property
-    def initial_backend(self) -> tokenizers.Tokenizer:
-        """Tokenizes plain text at the start of a session; SentencePiece puts a space before the first word."""
-        return self.backends.pair()[1]
 
 
 _TAGS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers
@@ -26,6 +26,8 @@ from plait.runtime.tokenizer.definition import (
 from plait.runtime.tokenizer.sentencepiece_merges import NORMAL, sentencepiece_merges
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = NORMAL, 2, 3, 4, 5
+V = TypeVar("V", str, bool)
+
 _KEY = "tokenizer.ggml."
 # Tokens that end a turn. A file without eot_token_id may name only the end of a text.
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
@@ -36,14 +38,14 @@ def definition_from_gguf(metadata: Mapping[str, Any], vocab_size: int | None = N
 
     Raises UnsupportedModel for another kind of tokenizer, CorruptModel for inconsistent lists.
     """
-    kind = _name(metadata, "model")
+    kind = _value(metadata, "model", "")
     if kind not in ("gpt2", "llama"):
         raise UnsupportedModel(f"the tokenizer {kind!r:.40} is not supported; supported are 'gpt2' and 'llama'")
     tokens = _strings(metadata, "tokens")
     types = _numbers(metadata, "token_type", len(tokens), _NORMAL)
     sentencepiece = kind == "llama"
-    rule = None if sentencepiece else find_split_rule(_name(metadata, "pre", "default"))
-    adds_space = sentencepiece and _flag(metadata, "add_space_prefix", True)
+    rule = None if sentencepiece else find_split_rule(_value(metadata, "pre", "default"))
+    adds_space = sentencepiece and _value(metadata, "add_space_prefix", True)
     bos = _special_id(metadata, "bos_token_id", len(tokens), 1 if sentencepiece else None)
     eos_ids = _eos_ids(metadata, tokens, types, 2 if sentencepiece else None)
     control_ids = {i for i, token_type in enumerate(types) if token_type in (_UNKNOWN, _CONTROL, _UNUSED)}
@@ -64,9 +66,9 @@ def definition_from_gguf(metadata: Mapping[str, Any], vocab_size: int | None = N
         ),
         eos_ids=eos_ids,
         bos_id=bos,
-        add_bos=_flag(metadata, "add_bos_token", rule is None or rule.add_bos),
+        add_bos=_value(metadata, "add_bos_token", rule is None or rule.add_bos),
         chat_template=_template(metadata, tokens, bos, eos_ids[0]),
-        suffix_ids=eos_ids[:1] if _flag(metadata, "add_eos_token", False) else (),
+        suffix_ids=eos_ids[:1] if _value(metadata, "add_eos_token", False) else (),
     )
 
 
@@ -79,17 +81,11 @@ def _plain_text_user_defined_ids(tokens: Sequence[str], types: Sequence[int], co
     return {i for i in user_defined if i not in control_ids and is_text_token(tokens[i])}
 
 
-def _name(metadata: Mapping[str, Any], key: str, default: str = "") -> str:
+def _value(metadata: Mapping[str, Any], key: str, default: V) -> V:
+    """Returns the value of a key, of the default's type."""
     value = metadata.get(_KEY + key, default)
-    if not isinstance(value, str):
-        raise CorruptModel(f"{_KEY}{key} is not a text")
-    return value
-
-
-def _flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = metadata.get(_KEY + key, default)
-    if type(value) is not bool:
-        raise CorruptModel(f"{_KEY}{key} is neither true nor false")
+    if type(value) is not type(default):
+        raise CorruptModel(f"{_KEY}{key} is {'not a text' if isinstance(default, str) else 'neither true nor false'}")
     return value
 
 
@@ -229,7 +225,7 @@ def _sentencepiece(
     spaces = normalizers.Replace(" ", SENTENCEPIECE_SPACE)
     continuation.normalizer = spaces
     initial.normalizer = normalizers.Sequence([normalizers.Prepend(SENTENCEPIECE_SPACE), spaces])
-    return continuation, initial if _flag(metadata, "add_space_prefix", True) else continuation
+    return continuation, initial if _value(metadata, "add_space_prefix", True) else continuation
 
 
 # -- gguf pre tokenizers --------------------------------------------------------------------------

@@ -196,7 +196,8 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InputError("the text holds half of a surrogate pair, which is not a character") from error
-        backend = self._definition.initial_backend if is_initial else self._definition.continuation_backend
+        continuation, initial = self._definition.backends.pair()
+        backend = initial if is_initial else continuation
         ids: list[int]
         if (
             len(text) > LONG_TEXT_CHARS

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from plait.constrained.specs import PythonForm
@@ -214,7 +214,7 @@ class Derivation:
         shared = _common_suffix(text, end)
         return text[: len(text) - len(shared) + _num_of_closed_mark(shared, text)]
 
-    @cached_property
+    @functools.cached_property
     def _plain_end(self) -> str:
         """What the template writes behind an answer without calls."""
         plain = self._probe.answer({"content": TEXT})
@@ -261,9 +261,9 @@ class Derivation:
                     openings[name] = after_key[:place]
                     break
         if len(set(openings.values())) > 1:
-            start = common_prefix(*(f([*openings.values()]) for f in (min, max)))
+            start = functools.reduce(common_prefix, openings.values())
             rest = [opening[len(start) :] for opening in openings.values()]
-            end = _common_suffix_of(rest)
+            end = functools.reduce(_common_suffix, rest)
             start, end = start.rstrip(_LETTERS), end.lstrip(_LETTERS)  # a type is a whole word
             types = tuple((name, text[len(start) : len(text) - len(end)]) for name, text in openings.items())
             form = replace(form, open=f"{before}{{name}}{start}{{type}}{end}", types=types)
@@ -278,13 +278,6 @@ class Derivation:
         texts = [self._probe.calls([self._call(0, {KEYS[0]: value})]) or "" for value in (True, [True])]
         is_python = [f"{text}{close}" in whole for text, whole in zip(("True", "[True]"), texts, strict=True)]
         return "values" if all(is_python) else "scalars" if is_python[0] else ""
-
-
-def _common_suffix_of(texts: Sequence[str]) -> str:
-    suffix = texts[0]
-    for text in texts[1:]:
-        suffix = _common_suffix(suffix, text)
-    return suffix
 
 
 def _first_mark(text: str) -> str:

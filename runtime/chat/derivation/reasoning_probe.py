@@ -6,6 +6,7 @@ or closes it at once, or where it removes reasoning from an answer's text.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -94,9 +95,7 @@ def _header(probe: TemplateProbe, with_tools: bool = False) -> str:
     prompts = [probe.generation_prompt(with_tools=with_tools, variables=switch) for switch in _SWITCHES]
     texts = [text.partition(TEXT)[0] for text in answers if text is not None and TEXT in text]
     texts += [prompt for prompt in prompts if prompt is not None]
-    shared = texts[0] if texts else ""
-    for text in texts:
-        shared = common_prefix(shared, text)
+    shared = functools.reduce(common_prefix, texts) if texts else ""
     return shared[: len(shared) - max((num_of_open_mark(shared, text) for text in texts), default=0)]
 
 

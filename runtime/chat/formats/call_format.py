@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from plait.constrained.specs import CDATA_BEGIN, CDATA_END, PythonForm
 from plait.runtime.tokenizer.json_text import json_text
@@ -27,6 +27,7 @@ _MARK = re.compile(f"(?:{CONTROL})?(?:" r"<[^<>\s{]+>|<[^<>\s{=]+=|\[[A-Z_]+\])"
 class JsonArguments:
     """One JSON object. `style`: the white space in it; see `JsonSchema`."""
 
+    marks: ClassVar[tuple[str, ...]] = ()  # the fields that are texts of the format; so in all forms
     style: Literal["spaced", "compact", "any"] = "spaced"
 
     def render(self, arguments: Mapping[str, Any]) -> str:
@@ -44,6 +45,7 @@ class ElementArguments:
     Python's literals, see `constrained.specs.Elements`.
     """
 
+    marks: ClassVar[tuple[str, ...]] = ("open", "close", "separator")
     open: str
     close: str
     separator: str = ""
@@ -76,6 +78,7 @@ class KeywordArguments:
     """Python's keyword arguments: `name=value, name=value` with Python literals; strings are written as in JSON, which
     Python reads alike. single_quotes: see `constrained.specs.Keywords`."""
 
+    marks: ClassVar[tuple[str, ...]] = ()
     single_quotes: bool = False
 
     def render(self, arguments: Mapping[str, Any]) -> str:
@@ -92,6 +95,7 @@ class KeywordArguments:
 class NotationArguments:
     """An object in a notation without quotes, see `constrained.specs.Notation`: {a:1,b:<|"|>text<|"|>}."""
 
+    marks: ClassVar[tuple[str, ...]] = ("quote",)
     quote: str
     null: str = "null"
     is_sorted: bool = False
@@ -113,6 +117,7 @@ class NotationArguments:
 
 
 ArgumentsForm: TypeAlias = JsonArguments | ElementArguments | KeywordArguments | NotationArguments
+_TEXTS = ("begin", "head", "tail", "separator", "end")  # of a format, beside those of its arguments
 
 
 @dataclass(frozen=True)
@@ -203,32 +208,16 @@ class CallFormat:
 
     def texts(self) -> Iterator[str]:
         """Yields all texts of the format."""
-        yield from (self.begin, self.head, self.tail, self.separator, self.end, *self.other_heads)
-        if isinstance(self.arguments, ElementArguments):
-            yield from (self.arguments.open, self.arguments.close, self.arguments.separator)
-        if isinstance(self.arguments, NotationArguments):
-            yield self.arguments.quote
+        yield from (getattr(self, name) for name in _TEXTS)
+        yield from self.other_heads
+        yield from (getattr(self.arguments, name) for name in self.arguments.marks)
 
-    def describe(self) -> str:
-        """Returns the format as one line: its texts around the form of the arguments.
-
-        >>> CallFormat("<call>{name}", "</call>").describe()
-        '<call>{name}{json}</call>'
-        """
-        form = self.arguments
-        if isinstance(form, JsonArguments):
-            text = "{json}" if form.style == "spaced" else f"{{json {form.style}}}"
-        elif isinstance(form, KeywordArguments):
-            text = "{keywords in single quotes}" if form.single_quotes else "{keywords}"
-        elif isinstance(form, NotationArguments):
-            text = f"{{notation {form.quote}text{form.quote}, {form.null}{', sorted' if form.is_sorted else ''}}}"
-        else:
-            value = f"{{value in python: {form.python}}}" if form.python else "{value}"
-            text = f"{{{form.open}{value}{form.close}{form.separator}}}"
-        text = f"{self.head}{text}{self.tail}"
-        if self.begin or self.end or self.separator:
-            text = f"{self.begin}({text})*{self.separator}{self.end}"
-        return repr(text)[1:-1]
+    def with_texts(self, change: Callable[[str], str]) -> CallFormat:
+        """Returns the format with `change` applied to all of its texts."""
+        form: Any = self.arguments
+        form = replace(form, **{name: change(getattr(form, name)) for name in form.marks})
+        texts: dict[str, Any] = {name: change(getattr(self, name)) for name in _TEXTS}
+        return replace(self, arguments=form, other_heads=tuple(map(change, self.other_heads)), **texts)
 
 
 def formed_ids(id_form: str, names: Sequence[str]) -> list[str]:

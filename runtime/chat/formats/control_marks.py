@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from plait.constrained.tokens.vocabulary import Vocabulary
-from plait.runtime.chat.formats.call_format import CONTROL, CallFormat, ElementArguments, NotationArguments
+from plait.runtime.chat.formats.call_format import CONTROL, CallFormat
 from plait.runtime.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 from plait.runtime.tokenizer.tokenizer import Tokenizer
@@ -66,21 +66,7 @@ class ControlMarks:
 
     def mark_calls(self, call_format: CallFormat) -> CallFormat:
         """Returns a format as the parser reads it."""
-        form = call_format.arguments
-        if isinstance(form, ElementArguments):
-            form = replace(form, open=self.mark(form.open), close=self.mark(form.close))
-        elif isinstance(form, NotationArguments):
-            form = replace(form, quote=self.mark(form.quote))
-        return replace(
-            call_format,
-            arguments=form,
-            begin=self.mark(call_format.begin),
-            head=self.mark(call_format.head),
-            other_heads=tuple(map(self.mark, call_format.other_heads)),
-            tail=self.mark(call_format.tail),
-            separator=self.mark(call_format.separator),
-            end=self.mark(call_format.end),
-        )
+        return call_format.with_texts(self.mark)
 
     def mark_reasoning(self, marks: ReasoningFormat) -> ReasoningFormat:
         """Returns reasoning marks as the parser reads them."""

@@ -16,7 +16,7 @@ from plait.runtime.chat.argument_readers import find_types
 from plait.runtime.chat.derivation.model_formats import fitted_calls, formats_in_thread
 from plait.runtime.chat.formats.call_format import CallFormat
 from plait.runtime.chat.formats.control_marks import ControlMarks, control_marks, texts_around
-from plait.runtime.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
+from plait.runtime.chat.formats.reasoning_format import MessageFormat
 from plait.runtime.chat.parser import OutputParser, ParsedPart
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
@@ -122,7 +122,8 @@ async def prepare_chat(
         constraint, param = calls, tool_params(calls, conversation)
         text_head = ""  # the constraint has it
     reasoning = reasoning_marks(formats.reasoning, thinking, constraint)
-    starts_in_reasoning = _opens_reasoning(parts, reasoning) and conversation.add_generation_prompt
+    opens_reasoning = reasoning is not None and _ends_with(parts, reasoning.begin)
+    starts_in_reasoning = opens_reasoning and conversation.add_generation_prompt
     is_whole = constraint is not None and (not tools or conversation.must_call or is_json)
     constraint = after_reasoning(constraint, thinking, reasoning, starts_in_reasoning, marks.pairs, text_head)
     if starts_in_reasoning and (thinking.is_wanted is False or (is_whole and not isinstance(constraint, Reasoning))):
@@ -190,11 +191,6 @@ def _with_untagged_calls(
     new_parser: Callable[[], OutputParser], conversation: Conversation, warnings: list[str]
 ) -> UntaggedCallParser:
     return UntaggedCallParser(new_parser(), conversation, warnings)
-
-
-def _opens_reasoning(parts: PromptParts, reasoning: ReasoningFormat | None) -> bool:
-    """Whether the template ends the prompt with the opening of reasoning."""
-    return reasoning is not None and _ends_with(parts, reasoning.begin)
 
 
 def _ends_with(parts: PromptParts, mark: str) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
@@ -21,7 +21,12 @@ from plait.runtime.client.session import Session
 from plait.runtime.errors import DeadlineExceeded
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.server.errors import ApiError, context_limit_message, invalid
-from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, max_token_bytes
+from plait.runtime.server.generation.submission import (
+    TOKENIZE_IN_THREAD_CHARS,
+    RequestHandle,
+    max_token_bytes,
+    open_session,
+)
 from plait.runtime.server.in_flight import RequestSize, current_request
 
 MAX_INPUTS = 2048  # per request, as OpenAI's limit
@@ -45,32 +50,15 @@ class EmbeddingOptions:
     priority: int = 0
 
 
-@dataclass
-class EmbeddingHandle:
-    """The sessions and calls of one request, for its `RequestRecord`."""
-
-    sessions: list[Session] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-
-    def abort(self) -> None:
-        """Ends all sessions at once. Every call that still runs fails."""
-        for session in self.sessions:
-            session.abort()
-
-
-def check_can_embed(client: Client, name: str) -> None:
-    """Raises ApiError 400 with the reason if the model, which clients call `name`, has no embeddings."""
+def check_can_embed(client: Client, name: str, dimensions: int | None) -> None:
+    """Raises ApiError 400 with the reason if the model, which clients call `name`, has no embeddings, and if
+    `dimensions` is not between 1 and the length of its vectors."""
     model = client.model
     if model.embeddings is None:
         text = f"the model '{name}' cannot compute embeddings: {model.no_embeddings_reason}"
         raise invalid(text, "model", "unsupported_by_model")
-
-
-def check_dimensions(client: Client, dimensions: int | None) -> None:
-    """Raises ApiError 400 if `dimensions` is not between 1 and the length of the model's vectors."""
-    embeddings = client.model.embeddings
-    if embeddings is not None and dimensions is not None and not 1 <= dimensions <= embeddings.size:
-        message = f"'dimensions' must be from 1 to {embeddings.size} for this model, not {dimensions}"
+    if dimensions is not None and not 1 <= dimensions <= model.embeddings.size:
+        message = f"'dimensions' must be from 1 to {model.embeddings.size} for this model, not {dimensions}"
         raise invalid(message, "dimensions")
 
 
@@ -140,7 +128,7 @@ async def embed_prompts(
     """Returns one result per prompt, in order. Raises the first failure, and ApiError 503 for lack of capacity."""
     if options.timeout_s is not None:
         sampling_params(timeout_s=options.timeout_s)  # raises InputError for a wrong timeout
-    handle, start_time, request_timeout_s = EmbeddingHandle(), time.monotonic(), options.timeout_s
+    handle, start_time, request_timeout_s = RequestHandle(), time.monotonic(), options.timeout_s
     if (record := current_request()) is not None:
         num_calls = min(MAX_CONCURRENT_INPUTS, len(prompts))
         record.reserve_calls(RequestSize(num_calls))
@@ -152,13 +140,7 @@ async def embed_prompts(
         for prompt in prompts:
             if len(pending_calls) == MAX_CONCURRENT_INPUTS:
                 results.append(await _next_result(pending_calls))
-            session = client.open_session(
-                tenant=options.tenant,
-                cache_salt=options.cache_salt,
-                priority=options.priority,
-                background=record is not None and record.is_background,
-                adapter="" if record is None else record.adapter,
-            )
+            session = open_session(client, options.tenant, options.cache_salt, options.priority)
             handle.sessions.append(session)
             session.append_tokens(prompt)
             timeout_s = _remaining_timeout(request_timeout_s, start_time)

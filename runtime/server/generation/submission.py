@@ -148,7 +148,7 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
         handle.request_warnings, handle.before_reading = list(record.warnings), record.before_reading
     try:
         for submission in submissions:
-            _start(client, submission if record is None else _with_time_left(submission, record), handle, record)
+            _start(client, submission if record is None else _with_time_left(submission, record), handle)
             if len(submissions) > 1:
                 await asyncio.sleep(0)
         yield handle
@@ -173,14 +173,20 @@ def _with_time_left(submission: Submission, record: RequestRecord) -> Submission
     return replace(submission, sampling=msgspec.structs.replace(submission.sampling, timeout_s=timeout_s))
 
 
-def _start(client: Client, submission: Submission, handle: RequestHandle, record: RequestRecord | None) -> None:
-    session = client.open_session(
-        tenant=submission.tenant,
-        cache_salt=submission.cache_salt,
-        priority=submission.priority,
+def open_session(client: Client, tenant: str, cache_salt: str, priority: int) -> Session:
+    """Opens a session for the current request: with its adapter, and behind all others for a line of a batch."""
+    record = current_request()
+    return client.open_session(
+        tenant=tenant,
+        cache_salt=cache_salt,
+        priority=priority,
         background=record is not None and record.is_background,
         adapter="" if record is None else record.adapter,
     )
+
+
+def _start(client: Client, submission: Submission, handle: RequestHandle) -> None:
+    session = open_session(client, submission.tenant, submission.cache_salt, submission.priority)
     handle.sessions.append(session)
     handle.submissions.append(submission)
     handle.prompt_scoring_calls.append(_append_prompt(session, submission))

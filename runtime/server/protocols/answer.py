@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
@@ -20,7 +19,8 @@ from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import PlaitError
 from plait.runtime.server.app_state import state_of
 from plait.runtime.server.engines.served_model import ServedModel
-from plait.runtime.server.errors import ApiError, ConstraintParam, answered_error
+from plait.runtime.server.errors import ApiError, ConstraintParam, answered_error, as_api_error
+from plait.runtime.server.generation.embedding import EmbeddingInput, EmbeddingOptions, embed_prompts, tokenize_inputs
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
 from plait.runtime.server.http.response import (
@@ -46,8 +46,19 @@ Batch = Sequence[tuple[int, CallUpdate]]
 """Updates that arrived together, as (index of the call, update)."""
 
 
-class AnswerWriter(ABC):
-    """Makes the object of one answer, or writes the events of its stream. Empty bytes: no event."""
+class AnswerWriter:
+    """Makes the object of one answer, or writes the events of its stream. Empty bytes: no event.
+
+    raises_failures: a call that fails ends the answer; otherwise `write` gets its last update.
+    """
+
+    raises_failures: ClassVar[bool] = True
+
+    def __enter__(self) -> Self:
+        """Begins to write an answer, whose calls run until the end of the block."""
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
 
     async def complete(self, handle: RequestHandle) -> Any:
         """The object, once all calls have ended."""
@@ -55,9 +66,9 @@ class AnswerWriter(ABC):
         is_large = any(result.encoded_logprobs for result in results) and num_tokens(results) > LARGE_TOKENS
         return await run_in_thread_if(is_large, self.body, results)
 
-    @abstractmethod
     def body(self, results: Sequence[CallResult]) -> Any:
-        """The object. Called in a thread if it has many logprobs."""
+        """The object, for `complete`. Called in a thread if it has many logprobs."""
+        raise NotImplementedError
 
     async def start(self) -> None:
         """Waits for what must be known before the first event."""
@@ -68,13 +79,13 @@ class AnswerWriter(ABC):
         return
         yield
 
-    @abstractmethod
     def write(self, batch: Batch) -> bytes:
         """The events of a batch of updates."""
+        return b""
 
-    @abstractmethod
     def finish(self) -> bytes:
         """The events after the last update."""
+        return DONE
 
     def fail(self, error: ApiError) -> bytes:
         """The events that end a stream which fails after its first event."""
@@ -146,6 +157,28 @@ async def complete_in_turn(request: Request, complete: Callable[[], Coroutine[An
     return await cancel_on_disconnect(request, run_in_turn(request, complete))
 
 
+async def embed_in_turn(
+    request: Request,
+    model: ServedModel,
+    inputs: Sequence[EmbeddingInput],
+    param: str,
+    options: EmbeddingOptions,
+    *,
+    truncate: bool = False,
+    limit: int | None = None,
+) -> list[CallResult]:
+    """The embedding of each input, once it is the request's turn; see `tokenize_inputs`. Raises ApiError."""
+    prompts = await tokenize_inputs(model.client, inputs, param, truncate=truncate, limit=limit)
+
+    async def run() -> list[CallResult]:
+        return await embed_prompts(model.client, prompts, options)
+
+    try:
+        return await complete_in_turn(request, run)
+    except PlaitError as error:
+        raise as_api_error(error) from error
+
+
 async def answer(
     request: Request,
     model: ServedModel,
@@ -165,7 +198,8 @@ async def answer(
 
     async def complete() -> Any:
         async with submit(model.client, submissions) as handle:
-            return await make_writer(handle).complete(handle)
+            with make_writer(handle) as writer:
+                return await writer.complete(handle)
 
     def events() -> Events:
         return _events(model.client, submissions, make_writer, constraint_param)
@@ -193,22 +227,23 @@ async def _events(
     Raises a failure before the first event; the writer writes a later one.
     """
     async with submit(client, submissions) as handle:
-        writer, has_begun, num_open = make_writer(handle), False, len(handle.calls)
-        try:
-            await writer.start()
-            async with contextlib.aclosing(handle.progress()) as batches:
-                async for batch in batches:
-                    async for event in writer.write_before(batch):
-                        has_begun = True
-                        yield event
-                    events = writer.write(batch)
-                    num_open -= sum(update.finished for _, update in batch)
-                    if not num_open:
-                        yield FinalEvent(events + writer.finish())
-                    elif events:
-                        has_begun = True
-                        yield events
-        except Exception as error:
-            if not has_begun:
-                raise
-            yield writer.fail(answered_error(error, constraint_param=constraint_param))
+        has_begun, num_open = False, len(handle.calls)
+        with make_writer(handle) as writer:
+            try:
+                await writer.start()
+                async with contextlib.aclosing(handle.progress(writer.raises_failures)) as batches:
+                    async for batch in batches:
+                        async for event in writer.write_before(batch):
+                            has_begun = True
+                            yield event
+                        events = writer.write(batch)
+                        num_open -= sum(update.finished for _, update in batch)
+                        if not num_open:
+                            yield FinalEvent(events + writer.finish())
+                        elif events:
+                            has_begun = True
+                            yield events
+            except Exception as error:
+                if not has_begun:
+                    raise
+                yield writer.fail(answered_error(error, constraint_param=constraint_param))

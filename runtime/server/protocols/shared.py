@@ -15,6 +15,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.messages import MAX_PRIORITY
 from plait.runtime.server.chat.conversation import NO_PARAMETERS, ToolDefinition
 from plait.runtime.server.errors import ApiError, context_limit_message, invalid
+from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB
 from plait.runtime.server.http.response import encoded
 
@@ -53,6 +54,19 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Raises ApiError 400 for a token id outside the vocabulary."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise invalid(f"'{param}' has a token id that is not from 0 to {vocab_size - 1}", param)
+
+
+def token_lists(ids: list[int | list[int]], param: str) -> list[list[int]]:
+    """One list of token ids for each text. Raises ApiError 400 for a mix of ids and lists.
+
+    >>> token_lists([1, 2], "tokens"), token_lists([[1], [2]], "tokens")
+    ([[1, 2]], [[1], [2]])
+    """
+    kinds = set(map(type, ids))
+    if len(kinds) > 1:
+        raise invalid(f"'{param}' mixes token ids with lists of them", param)
+    lists: Any = ids if kinds == {list} else [ids]
+    return list(lists)
 
 
 def build_constraint(param: str, kind: Any, *arguments: Any, **options: Any) -> Any:
@@ -154,6 +168,13 @@ def importance_weight(result: CallResult) -> ImportanceWeight | UnsetType:
         return UNSET
     log_weight = sum(exact.log_mass_bounds) / 2
     return ImportanceWeight(log_weight, exact.logprob, exact.logprob - log_weight, exact.model_steps)
+
+
+def extensions(
+    client: Client, result: CallResult, prompt_ids: Sequence[int] | None = None
+) -> tuple[ImportanceWeight | UnsetType, CacheMissReport | UnsetType]:
+    """The fields `weight` and `cache_miss` of an answer; see `importance_weight` and `cache_miss_report`."""
+    return importance_weight(result), cache_miss_report(client, result, prompt_ids)
 
 
 # -- logprobs, as OpenAI and Ollama write them ----------------------------------------------------

@@ -8,7 +8,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from call_templates import CALL_TEMPLATES, CONTROL_TEMPLATE, formats_of
+from call_templates import CALL_TEMPLATES, CONTROL_TEMPLATE, describe, formats_of
 from hostile_templates import HARMFUL
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,7 +93,7 @@ def parse(pieces, call_format, schemas):
 @pytest.mark.parametrize("kind", KINDS)
 def test_format_is_derived_from_the_template(kind) -> None:
     formats = FORMATS[kind]
-    assert formats.calls is not None and formats.calls.describe() == CALL_TEMPLATES[kind].described
+    assert formats.calls is not None and describe(formats.calls) == CALL_TEMPLATES[kind].described
     assert formats.calls.is_native and formats.takes_system and formats.reasoning is None
 
 
@@ -208,7 +208,7 @@ def test_template_that_reads_the_tools_as_text() -> None:
     source = "{% set shown = functions + datetime %}{{ shown }}" + CALL_TEMPLATES["list"].source
     template = ChatTemplate(source, "", "")
     formats = find_formats(template)
-    assert formats.calls is not None and formats.calls.describe() == CALL_TEMPLATES["list"].described
+    assert formats.calls is not None and describe(formats.calls) == CALL_TEMPLATES["list"].described
     conversation = Conversation((Turn("user", "hi"),), (ToolDefinition("f", "adds"),))
     text = "".join(text for text, _ in render_chat(template, frozenset(), conversation, formats.calls))
     assert text.startswith('[{"name": "f", "description": "adds", "parameters": {')
@@ -278,6 +278,17 @@ def test_reasoning_marks_are_found_in_the_generation_prompt() -> None:
     reasoning = find_formats(ChatTemplate(template, "", "")).reasoning
     assert reasoning is not None and (reasoning.begin, reasoning.end) == ("<mm:think>", "</mm:think>")
     assert find_formats(ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", "", "")).reasoning is None
+
+
+def test_a_control_token_between_elements_is_a_mark() -> None:
+    tokenizer = load_tokenizer(locate_model())
+    form = ElementArguments("<p={name}>", "</p>", "<file_sep>")
+    call_format = CallFormat("<repo_name>{name}:", "<jupyter_text>", form)
+    marks = control_marks(tokenizer, call_format, None)
+    parser = OutputParser(None, False, marks.mark_calls(call_format), {"f": {}})
+    written = call_format.render_calls([("", "f", {"a": "x", "b": [1]})])
+    parts = parser.push(marks.detokenizer().push(tokenizer.encode([(written, True)]))) + parser.finish()
+    assert "".join(part.text for part in parts if part.kind == "arguments") == '{"a": "x", "b": [1]}'
 
 
 def test_control_tokens_are_marks_and_text_that_spells_them_is_not() -> None:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 import pytest
+from call_templates import describe
 
 from plait.runtime.chat.derivation.format_table import exception_of
 from plait.runtime.chat.derivation.model_formats import PROBE_ARGUMENTS, find_formats, reproduces_calls
@@ -29,7 +30,7 @@ TABLE = [
 def described(calls: CallFormat | None) -> str:
     if calls is None:
         return "generic"
-    return calls.describe() + ("" if calls.writes_calls else " (as text)")
+    return describe(calls) + ("" if calls.writes_calls else " (as text)")
 
 
 @pytest.mark.skipif(not FOLDER, reason="PLAIT_CHAT_TEMPLATES names no folder of published templates (2026-11-27)")

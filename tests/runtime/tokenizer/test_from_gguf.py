@@ -45,7 +45,7 @@ def test_eos_user_defined_and_padding_tokens() -> None:
     ],
 )
 def test_pre_tokenizers_split_words(pre: str, pieces: list[str]) -> None:
-    backend = definition_from_gguf(gguf_metadata() | {"tokenizer.ggml.pre": pre}).continuation_backend
+    backend = definition_from_gguf(gguf_metadata() | {"tokenizer.ggml.pre": pre}).backends.pair()[0]
     text = "I'LL 12345 café\n\n  x!!\n  "
     words = backend.pre_tokenizer.pre_tokenize_str(text)
     assert [text[a:b] for _, (a, b) in words] == pieces

@@ -111,7 +111,7 @@ def test_words_equal_on_every_character_of_the_scripts_that_patterns_name(name: 
         (0x1E900, 0x1E950),
     ]
     text = "".join(f"{before}{chr(code)}x" for start, end in blocks for code in range(start, end) for before in " 1")
-    ours = definition_from_gguf(trained_metadata(name)).continuation_backend.pre_tokenizer
+    ours = definition_from_gguf(trained_metadata(name)).backends.pair()[0].pre_tokenizer
     words, expected = (
         [word for word, _ in splitter.pre_tokenize_str(text)] for splitter in (ours, published(name).pre_tokenizer)
     )

@@ -11,8 +11,8 @@ from batch_clients import CHAT, create, end_of, line, results, upload
 from openai.types import batch_create_params, batch_list_params, file_create_params, file_list_params
 
 from plait.runtime.server.batches.records import Endpoint
-from plait.runtime.server.protocols.batches.batches import BatchQuery, CreateBatch, ExpiresAfter, FileUpload
-from plait.runtime.server.protocols.batches.files import FileQuery
+from plait.runtime.server.protocols.batches.batches import BatchQuery, CreateBatch, ExpiresAfter
+from plait.runtime.server.protocols.batches.files import FileQuery, FileUpload
 
 STRUCTS = [
     (CreateBatch, batch_create_params.BatchCreateParams),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from call_templates import describe
 from matchers import compile_in_process
 
 from plait.constrained.reasoning_matcher import ReasoningGrammar
@@ -77,9 +78,9 @@ def test_formats_are_derived() -> None:
     assert formats.messages.begin == "<|start|>assistant" and formats.messages.texts == ("<|channel|>user<|message|>",)
     assert (formats.reasoning.begin, formats.reasoning.end) == ("<|channel|>own<|message|>", "<|end|>")
     assert formats.reasoning.separator == "<|start|>assistant" and formats.reasoning.lead == ""
-    assert formats.calls.describe() == "(to={name}<|message|><call>{json}</call>)*<|end|><|start|>assistant "
+    assert describe(formats.calls) == "(to={name}<|message|><call>{json}</call>)*<|end|><|start|>assistant "
     assert FORMATS[RECIPIENTS].messages.begin == ">>>" and FORMATS[RECIPIENTS].messages.texts == ("all\n",)
-    assert FORMATS[RECIPIENTS].calls.describe() == r">>>{name}\n{json}"
+    assert describe(FORMATS[RECIPIENTS].calls) == r">>>{name}\n{json}"
 
 
 @pytest.mark.parametrize("tools", [False, True])

@@ -81,8 +81,7 @@ def test_vectors(threads, monkeypatch, count, is_aside) -> None:
         "read_json": body,
         "use_model_in_turn": use_model,
         "tenant_of": lambda request: "",
-        "tokenize_inputs": body,
-        "complete_in_turn": no_results,
+        "embed_in_turn": no_results,
     }.items():
         monkeypatch.setattr(embeddings, name, value)
     response = asyncio.run(embeddings.create_embedding(None))

@@ -17,7 +17,7 @@ from scripted_server import ScriptedServer
 from plait.runtime.messages import Append, Embed, Generate, Open
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.fields.request_fields import rows_of
-from plait.runtime.server.protocols.anthropic import types as anthropic
+from plait.runtime.server.protocols.anthropic import request as anthropic
 from plait.runtime.server.protocols.ollama import embed as ollama_embed
 from plait.runtime.server.protocols.ollama import request as ollama
 from plait.runtime.server.protocols.openai import chat_request, completions, embeddings

@@ -10,7 +10,7 @@ from plait.lang.sampling_options import GEN_SAMPLING_KEYWORDS
 from plait.runtime.sampling_params import NAMES, PARAMS, SamplingParams
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.sampling_fields import checked_sampling_params
-from plait.runtime.server.protocols.anthropic.types import MessagesRequest
+from plait.runtime.server.protocols.anthropic.request import MessagesRequest
 from plait.runtime.server.protocols.ollama.request import OllamaChatRequest, OllamaOptions
 from plait.runtime.server.protocols.openai.chat_request import ChatRequest
 from plait.runtime.server.protocols.openai.completions import CompletionRequest

@@ -8,6 +8,7 @@ import functools
 from typing import NamedTuple
 
 from plait.runtime.chat.derivation.model_formats import ModelFormats, find_formats
+from plait.runtime.chat.formats.call_format import CallFormat, JsonArguments, KeywordArguments, NotationArguments
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 _TURNS = """{%- if tools %}<|im_start|>system
@@ -23,10 +24,32 @@ _VALUE = "{{ v if v is string else v | tojson }}"
 
 
 class CallTemplate(NamedTuple):
-    """A template and the format that is derived from it, as `CallFormat.describe` writes it."""
+    """A template and the format that is derived from it, as `describe` writes it."""
 
     source: str
     described: str
+
+
+def describe(call_format: CallFormat) -> str:
+    """Returns the format as one line: its texts around the form of the arguments.
+
+    >>> describe(CallFormat("<call>{name}", "</call>"))
+    '<call>{name}{json}</call>'
+    """
+    form = call_format.arguments
+    if isinstance(form, JsonArguments):
+        text = "{json}" if form.style == "spaced" else f"{{json {form.style}}}"
+    elif isinstance(form, KeywordArguments):
+        text = "{keywords in single quotes}" if form.single_quotes else "{keywords}"
+    elif isinstance(form, NotationArguments):
+        text = f"{{notation {form.quote}text{form.quote}, {form.null}{', sorted' if form.is_sorted else ''}}}"
+    else:
+        value = f"{{value in python: {form.python}}}" if form.python else "{value}"
+        text = f"{{{form.open}{value}{form.close}{form.separator}}}"
+    text = f"{call_format.head}{text}{call_format.tail}"
+    if call_format.begin or call_format.end or call_format.separator:
+        text = f"{call_format.begin}({text})*{call_format.separator}{call_format.end}"
+    return repr(text)[1:-1]
 
 
 def _each(one: str) -> str:

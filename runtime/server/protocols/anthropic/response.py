@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -17,8 +18,15 @@ from msgspec import UNSET, UnsetType
 from plait.runtime.call_reports import Usage
 from plait.runtime.chat.parser import ParsedPart
 from plait.runtime.client.call import CallResult
+from plait.runtime.client.client import Client
 from plait.runtime.client.partial_json import parse_partial_json
-from plait.runtime.server.generation.cache_miss import CacheMissReport
+from plait.runtime.server.chat.engine import ChatOutput, PreparedChat
+from plait.runtime.server.errors import ApiError
+from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
+from plait.runtime.server.generation.submission import RequestHandle, Submission
+from plait.runtime.server.http.error_bodies import anthropic_error
+from plait.runtime.server.http.response import KeepAlive, named_sse_event
+from plait.runtime.server.protocols.answer import AnswerWriter, Batch
 from plait.runtime.server.protocols.shared import as_written
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -246,3 +254,72 @@ def stop_reason_of(result: CallResult, max_tokens: int, made_calls: bool) -> Sto
     elif made_calls:
         reason = "tool_use"
     return Stop(reason, matched)
+
+
+# -- the answer -----------------------------------------------------------------------------------
+
+PING = KeepAlive(named_sse_event("ping", Ping()))
+
+
+@dataclass(frozen=True)
+class CheckedMessage:
+    """A checked request. `started`: the message while nothing is generated."""
+
+    submission: Submission
+    prepared: PreparedChat
+    started: AnthropicMessage
+    request_id: str
+
+
+class MessageWriter(AnswerWriter):
+    """One message, or its events."""
+
+    def __init__(self, client: Client, checked: CheckedMessage, handle: RequestHandle) -> None:
+        self._client, self._checked, self._handle, self._has_begun = client, checked, handle, False
+        self._output = ChatOutput(checked.prepared, client, handle.calls[0])
+        self._blocks = ContentBlocks()
+
+    def body(self, results: Sequence[CallResult]) -> AnthropicMessage:
+        self._blocks.add(self._output.parse_result(results[0]))
+        stop, usage, warnings, cache_miss = self._end(results[0])
+        return msgspec.structs.replace(
+            self._checked.started,
+            content=self._blocks.content(),
+            usage=usage,
+            warnings=warnings,
+            cache_miss=cache_miss,
+            **msgspec.structs.asdict(stop),
+        )
+
+    def _end(self, result: CallResult) -> tuple[Stop, AnswerUsage, list[str] | UnsetType, CacheMissReport | UnsetType]:
+        """What a message ends with."""
+        made_calls = self._output.finish_reason == "tool_calls"
+        return (
+            stop_reason_of(result, self._checked.submission.sampling.max_tokens, made_calls),
+            AnswerUsage.of(self._handle.usage()),
+            self._handle.warnings(more=self._checked.prepared.warnings),
+            cache_miss_report(self._client, result, self._checked.submission.prompt_ids),
+        )
+
+    def write(self, batch: Batch) -> bytes:
+        events: list[Event] = [] if self._has_begun else [MessageStart(self._checked.started), Ping()]
+        self._has_begun = True
+        for _, update in batch:
+            events += self._blocks.add(self._output.parse_update(update))
+        return _encode(events)
+
+    def finish(self) -> bytes:
+        delta = MessageDelta(*self._end(self._handle.calls[0].result(0)))
+        return _encode([*self._blocks.finish(), delta, MessageStop()])
+
+    def fail(self, error: ApiError) -> bytes:
+        return error_event(error, self._checked)
+
+
+def error_event(error: ApiError, checked: CheckedMessage) -> bytes:
+    """The event of an error."""
+    return named_sse_event("error", anthropic_error(error, checked.request_id))
+
+
+def _encode(events: Sequence[Event]) -> bytes:
+    return b"".join([named_sse_event(str(event.__struct_config__.tag), event) for event in events])

@@ -7,21 +7,28 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
 from plait.runtime.server.app_state import state_of, tenant_of
-from plait.runtime.server.batches.records import DAY_S, Batch, Endpoint, FileObject, shown
+from plait.runtime.server.batches.records import DAY_S, Batch, Endpoint, shown
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
-from plait.runtime.server.protocols.batches.pages import Paging, disk_errors, no_query, page, read_query, service_of
+from plait.runtime.server.protocols.batches.pages import (
+    Page,
+    Paging,
+    disk_errors,
+    no_query,
+    page,
+    read_query,
+    service_of,
+)
 from plait.runtime.server.protocols.shared import StrictStruct
 
 # -- types ----------------------------------------------------------------------------------------
-# OpenAI's file and batch objects, and the request that creates a batch.
+# The request that creates a batch, and when a file is deleted.
 
 DEFAULT_LIFETIME_S = 30 * DAY_S
 Lifetime = Annotated[int, Meta(ge=3600, le=DEFAULT_LIFETIME_S)]
@@ -32,35 +39,6 @@ class ExpiresAfter(StrictStruct):
 
     anchor: Literal["created_at"]
     seconds: Lifetime
-
-
-class FileUpload(StrictStruct):
-    """The fields of an upload, a body of multipart/form-data. `file`: JSON lines, the requests of a batch.
-
-    `expires_after` is sent as `expires_after[anchor]` and `expires_after[seconds]`; 30 days by default.
-    """
-
-    file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
-    purpose: Literal["batch"]
-    expires_after: ExpiresAfter | None = None
-
-
-class FileList(msgspec.Struct):
-    """A page of files."""
-
-    data: list[FileObject]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-    object: Literal["list"] = "list"
-
-
-class DeletedFile(msgspec.Struct):
-    """A file that was deleted."""
-
-    id: str
-    deleted: bool = True
-    object: Literal["file"] = "file"
 
 
 Metadata = Annotated[
@@ -78,14 +56,8 @@ class CreateBatch(StrictStruct):
     output_expires_after: ExpiresAfter | None = None
 
 
-class BatchList(msgspec.Struct):
+class BatchList(Page[Batch]):
     """A page of batches."""
-
-    data: list[Batch]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-    object: Literal["list"] = "list"
 
 
 # -- batches --------------------------------------------------------------------------------------
@@ -124,7 +96,7 @@ async def list_batches(request: Request) -> Response:
     """The batches of the caller's key, the newest first."""
     query = read_query(request, BatchQuery)
     records = service_of(request).of_tenant(tenant_of(request))
-    return page([(record.id, shown(record, Batch)) for record in records], query, BatchList)
+    return page([(record.id, shown(record, Batch)) for record in records], query)
 
 
 @router.get("/v1/batches/{batch_id}", **documented(answer=Batch, errors=READ_ERRORS))

@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Request
 from msgspec import Meta
 from python_multipart.exceptions import FormParserError
@@ -26,19 +27,44 @@ from plait.runtime.server.errors import ApiError, invalid
 from plait.runtime.server.http.json_body import convert_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import ClientDisconnected, json_response
-from plait.runtime.server.protocols.batches.batches import (
-    CHANGE_ERRORS,
-    DEFAULT_LIFETIME_S,
-    READ_ERRORS,
-    DeletedFile,
-    FileList,
-    FileUpload,
+from plait.runtime.server.protocols.batches.batches import CHANGE_ERRORS, DEFAULT_LIFETIME_S, READ_ERRORS, ExpiresAfter
+from plait.runtime.server.protocols.batches.pages import (
+    Page,
+    Paging,
+    disk_errors,
+    no_query,
+    page,
+    read_query,
+    service_of,
 )
-from plait.runtime.server.protocols.batches.pages import Paging, disk_errors, no_query, page, read_query, service_of
+from plait.runtime.server.protocols.shared import StrictStruct
 
 router = APIRouter()
 
 SENT_BYTES = 1 << 18  # at once
+
+
+class FileUpload(StrictStruct):
+    """The fields of an upload, a body of multipart/form-data. `file`: JSON lines, the requests of a batch.
+
+    `expires_after` is sent as `expires_after[anchor]` and `expires_after[seconds]`; 30 days by default.
+    """
+
+    file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
+    purpose: Literal["batch"]
+    expires_after: ExpiresAfter | None = None
+
+
+class FileList(Page[FileObject]):
+    """A page of files."""
+
+
+class DeletedFile(msgspec.Struct):
+    """A file that was deleted."""
+
+    id: str
+    deleted: bool = True
+    object: Literal["file"] = "file"
 
 
 class FileQuery(Paging):
@@ -64,7 +90,7 @@ async def list_files(request: Request) -> Response:
     query = read_query(request, FileQuery)
     records = service_of(request).files.of_tenant(tenant_of(request))
     items = [(record.id, shown(record, FileObject)) for record in records if query.purpose in (None, record.purpose)]
-    return page(items if query.order == "asc" else items[::-1], query, FileList)
+    return page(items if query.order == "asc" else items[::-1], query)
 
 
 @router.get("/v1/files/{file_id}", **documented(answer=FileObject, errors=READ_ERRORS))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -26,6 +26,19 @@ class Paging(StrictStruct):
 
     after: str | None = None
     limit: int = 20
+
+
+Item = TypeVar("Item")
+
+
+class Page(msgspec.Struct, Generic[Item]):
+    """A page of a list."""
+
+    data: list[Item]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: Literal["list"] = "list"
 
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -53,7 +66,7 @@ def no_query(request: Request) -> None:
         raise invalid(f"unknown parameter: '{name[:100]}'", name[:100], "unknown_parameter")
 
 
-def page(items: Sequence[tuple[str, Any]], query: Paging, kind: Callable[..., msgspec.Struct]) -> Response:
+def page(items: Sequence[tuple[str, Any]], query: Paging) -> Response:
     """Returns the items, (id, what is shown), behind `query.after`, at most `query.limit`. Raises ApiError 404."""
     ids, start = [item_id for item_id, _ in items], 0
     if query.after is not None:
@@ -62,7 +75,7 @@ def page(items: Sequence[tuple[str, Any]], query: Paging, kind: Callable[..., ms
         start = ids.index(query.after) + 1
     end = start + query.limit
     first, last = (ids[start], ids[:end][-1]) if ids[start:] else (None, None)
-    return json_response(kind([shown for _, shown in items[start:end]], end < len(items), first, last))
+    return json_response(Page([shown for _, shown in items[start:end]], end < len(items), first, last))
 
 
 @contextlib.contextmanager

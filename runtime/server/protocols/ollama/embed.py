@@ -10,26 +10,16 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from plait.runtime.client.call import CallResult
-from plait.runtime.errors import PlaitError
 from plait.runtime.sampling_params import NAMES
 from plait.runtime.server.app_state import state_of, tenant_of
-from plait.runtime.server.errors import as_api_error
 from plait.runtime.server.fields.request_warnings import request_warnings, warn
-from plait.runtime.server.generation.embedding import (
-    LARGE_VECTORS,
-    Dimensions,
-    EmbeddingOptions,
-    check_can_embed,
-    check_dimensions,
-    embed_prompts,
-    tokenize_inputs,
-)
+from plait.runtime.server.generation.embedding import LARGE_VECTORS, Dimensions, EmbeddingOptions, check_can_embed
 from plait.runtime.server.generation.threads import run_in_thread_if
 from plait.runtime.server.http.error_bodies import OllamaErrorBody
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
-from plait.runtime.server.protocols.answer import complete_in_turn
+from plait.runtime.server.protocols.answer import embed_in_turn
 from plait.runtime.server.protocols.ollama.models import use_ollama_model
 from plait.runtime.server.protocols.ollama.request import (
     SAMPLING_OF_REQUEST,
@@ -118,22 +108,13 @@ async def _results(
 ) -> list[CallResult]:
     keep_alive_s = keep_alive_of(body.keep_alive, can_unload=state_of(request).pool is not None)
     model = await use_ollama_model(request, body.model, keep_alive_s)
-    check_can_embed(model.client, model.name)
-    client, options = model.client, body.options or OllamaOptions()
-    check_num_ctx(options, client.model.context_length)
+    check_can_embed(model.client, model.name, dimensions)
+    options = body.options or OllamaOptions()
+    check_num_ctx(options, model.client.model.context_length)
     for field, name in NAMES["ollama"].items():  # an embedding samples nothing
         if field not in SAMPLING_OF_REQUEST and getattr(options, name) is not None:
             warn(f"options.{name}", "an embedding samples nothing")
-    check_dimensions(client, dimensions)
     if not inputs:
         return []
-    prompts = await tokenize_inputs(client, inputs, param, truncate=truncate, limit=options.num_ctx)
-    embedding_options = EmbeddingOptions(dimensions=dimensions, normalize=normalize, tenant=tenant_of(request))
-
-    async def run() -> list[CallResult]:
-        return await embed_prompts(model.client, prompts, embedding_options)
-
-    try:
-        return await complete_in_turn(request, run)
-    except PlaitError as error:
-        raise as_api_error(error) from error
+    how = EmbeddingOptions(dimensions=dimensions, normalize=normalize, tenant=tenant_of(request))
+    return await embed_in_turn(request, model, inputs, param, how, truncate=truncate, limit=options.num_ctx)

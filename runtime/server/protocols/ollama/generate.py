@@ -20,7 +20,6 @@ from plait.runtime.server.chat.engine import ChatOutput, PreparedChat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.fields.request_warnings import request_warnings
-from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.submission import RequestHandle, Submission
 from plait.runtime.server.http.error_bodies import OllamaErrorBody, error_body
@@ -41,7 +40,7 @@ from plait.runtime.server.protocols.ollama.request import (
     prepared_of,
     sampling_of,
 )
-from plait.runtime.server.protocols.shared import ContentLogprob, as_written, importance_weight, token_logprobs
+from plait.runtime.server.protocols.shared import ContentLogprob, as_written, extensions, token_logprobs
 
 # -- response -------------------------------------------------------------------------------------
 # Writes answers in Ollama's format: lines of JSON for a stream, or one object.
@@ -57,14 +56,41 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-class OllamaResponseWriter:
-    """Writes one answer: `next_line` has the new parts, `final_line` ends it."""
+@dataclass(frozen=True)
+class CheckedRequest:
+    """A checked request."""
 
-    def __init__(self, kind: EndpointKind, model: str, client: Client, output: ChatOutput) -> None:
-        self._kind, self._model, self._client, self._output = kind, model, client, output
+    kind: EndpointKind
+    model: str
+    submission: Submission
+    prepared: PreparedChat
+
+
+class OllamaResponseWriter(AnswerWriter):
+    """Writes one object, or lines of JSON: `next_line` has the new parts, `final_line` ends the answer."""
+
+    def __init__(self, client: Client, checked: CheckedRequest, handle: RequestHandle, request_id: str) -> None:
+        self._client, self._checked, self._handle, self._request_id = client, checked, handle, request_id
+        self._output = ChatOutput(checked.prepared, client, handle.calls[0])
         self._open_call: tuple[str, list[str]] | None = None  # its name, and pieces of its arguments
         self._texts: dict[str, list[str]] = {"text": [], "reasoning": []}
         self._calls: list[AnswerToolCall] = []
+
+    def body(self, results: Sequence[CallResult]) -> Line:
+        self.add_parts(self._output.parse_result(results[0]), is_last=True)
+        return self.final_line()
+
+    def write(self, batch: Batch) -> bytes:
+        for _, update in batch:
+            self.add_parts(self._output.parse_update(update), is_last=update.finished)
+        line = self.next_line()
+        return b"" if line is None else _encode(line)
+
+    def finish(self) -> bytes:
+        return _encode(self.final_line())
+
+    def fail(self, error: ApiError) -> bytes:
+        return _encode(error_body("/api/", error, self._request_id))
 
     def add_parts(self, parts: Sequence[ParsedPart], *, is_last: bool) -> None:
         """Keeps the parts for the next line. A call is written once it is complete; one that was cut off is dropped."""
@@ -87,11 +113,11 @@ class OllamaResponseWriter:
             return None
         return self._line(done=False)
 
-    def final_line(
-        self, result: CallResult, prompt_ids: Sequence[int], warnings: list[str] | UnsetType = UNSET
-    ) -> Line:
+    def final_line(self) -> Line:
         """The last line, or the whole answer."""
-        usage = result.usage
+        result = self._output.call.result(0)
+        usage, prompt_ids = result.usage, self._checked.submission.prompt_ids
+        weight, cache_miss = extensions(self._client, result, prompt_ids)
         return self._line(
             done=True,
             done_reason="length" if result.finish_reason == "length" else "stop",
@@ -100,9 +126,9 @@ class OllamaResponseWriter:
             prompt_eval_count=usage.prompt_tokens,
             prompt_eval_duration=int(max(usage.ttft_s - usage.queue_s, 0.0) * NS_PER_S),
             eval_count=usage.completion_tokens,
-            warnings=warnings,
-            weight=importance_weight(result),
-            cache_miss=cache_miss_report(self._client, result, prompt_ids),
+            warnings=self._handle.warnings(more=self._checked.prepared.warnings),
+            weight=weight,
+            cache_miss=cache_miss,
             eval_duration=int(max(usage.wall_s - usage.ttft_s, 0.0) * NS_PER_S),
         )
 
@@ -119,8 +145,8 @@ class OllamaResponseWriter:
         text, reasoning = "".join(self._texts["text"]), "".join(self._texts["reasoning"]) or UNSET
         calls = self._calls or UNSET
         self._texts, self._calls = {"text": [], "reasoning": []}, []
-        fields |= {"model": self._model, "created_at": now(), "logprobs": self._take_logprobs()}
-        if self._kind == "generate":
+        fields |= {"model": self._checked.model, "created_at": now(), "logprobs": self._take_logprobs()}
+        if self._checked.kind == "generate":
             return OllamaGenerated(response=text, thinking=reasoning, **fields)
         return OllamaChat(message=OllamaMessage(text, reasoning, calls), **fields)
 
@@ -143,16 +169,6 @@ def load_response(kind: EndpointKind, model: str, reason: Literal["load", "unloa
 router = APIRouter()
 
 LINES = "application/x-ndjson"
-
-
-@dataclass(frozen=True)
-class CheckedRequest:
-    """A checked request."""
-
-    kind: EndpointKind
-    model: str
-    submission: Submission
-    prepared: PreparedChat
 
 
 @router.post("/api/chat", **documented(OllamaChatRequest, OllamaChat, stream=LINES, error_body=OllamaErrorBody))
@@ -183,7 +199,7 @@ async def _answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequ
         request,
         model,
         [checked.submission],
-        lambda handle: _LineWriter(model.client, checked, handle, request_id(request)),
+        lambda handle: OllamaResponseWriter(model.client, checked, handle, request_id(request)),
         stream=body.stream is not False,
         constraint_param=checked.prepared.constraint_param,
         media_type=LINES,
@@ -199,35 +215,6 @@ async def _check(
     sampling = with_json_completion(sampling, prepared.constraint)
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant)
     return CheckedRequest(kind, body.model, submission, prepared)
-
-
-class _LineWriter(AnswerWriter):
-    """One object, or lines of JSON."""
-
-    def __init__(self, client: Client, checked: CheckedRequest, handle: RequestHandle, request_id: str) -> None:
-        self._checked, self._handle, self._request_id = checked, handle, request_id
-        self._output = ChatOutput(checked.prepared, client, handle.calls[0])
-        self._writer = OllamaResponseWriter(checked.kind, checked.model, client, self._output)
-
-    def body(self, results: Sequence[CallResult]) -> Line:
-        self._writer.add_parts(self._output.parse_result(results[0]), is_last=True)
-        return self._last_line()
-
-    def write(self, batch: Batch) -> bytes:
-        for _, update in batch:
-            self._writer.add_parts(self._output.parse_update(update), is_last=update.finished)
-        line = self._writer.next_line()
-        return b"" if line is None else _encode(line)
-
-    def finish(self) -> bytes:
-        return _encode(self._last_line())
-
-    def fail(self, error: ApiError) -> bytes:
-        return _encode(error_body("/api/", error, self._request_id))
-
-    def _last_line(self) -> Line:
-        warnings = self._handle.warnings(more=self._checked.prepared.warnings)
-        return self._writer.final_line(self._output.call.result(0), self._checked.submission.prompt_ids, warnings)
 
 
 def _encode(line: Any) -> bytes:

@@ -219,14 +219,12 @@ class SystemMessage(StrictStruct, tag_field="role", tag="system"):
     name: str | None = None
 
 
-class DeveloperMessage(StrictStruct, tag_field="role", tag="developer"):
-    content: str | list[TextPart]
-    name: str | None = None
+class DeveloperMessage(SystemMessage, tag="developer"):
+    """A system message, under its newer name."""
 
 
-class UserMessage(StrictStruct, tag_field="role", tag="user"):
-    content: str | list[TextPart]
-    name: str | None = None
+class UserMessage(SystemMessage, tag="user"):
+    """The user's turn."""
 
 
 class AssistantMessage(StrictStruct, tag_field="role", tag="assistant"):

@@ -6,26 +6,25 @@ Source: https://platform.openai.com/docs/api-reference/chat/object and .../chat/
 from __future__ import annotations
 
 import secrets
-from collections.abc import Container
-from typing import Literal, NamedTuple
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from plait.runtime.chat.parser import ParsedPart
+from plait.runtime.client.call import Call, CallResult
+from plait.runtime.client.client import Client
+from plait.runtime.client.stream import CallUpdate
+from plait.runtime.server.chat.engine import ChatOutput, PreparedChat
 from plait.runtime.server.generation.cache_miss import CacheMissReport
+from plait.runtime.server.generation.submission import RequestHandle, Submission
+from plait.runtime.server.protocols.answer import Batch
 from plait.runtime.server.protocols.openai.chat_request import CustomCall, FunctionCall
 from plait.runtime.server.protocols.openai.custom_tools import InputReader
-from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
-from plait.runtime.server.protocols.shared import ContentLogprob, ImportanceWeight
-
-
-class ResponseHead(NamedTuple):
-    """What a completion and each of its chunks begin with; `created` in seconds since 1970."""
-
-    id: str
-    created: int
-    model: str
+from plait.runtime.server.protocols.openai.fields import ChunkWriter, FinishReason, ResponseHead, UsageBody
+from plait.runtime.server.protocols.shared import ContentLogprob, ImportanceWeight, extensions, token_logprobs
 
 
 class ChatToolCall(msgspec.Struct, tag_field="type", tag="function"):
@@ -193,3 +192,95 @@ class DeltaBuilder:
 
 def _new_call_id(part: ParsedPart) -> str:
     return f"call_{secrets.token_hex(12)}{part.call_id}"
+
+
+# -- the answer -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CheckedChat:
+    """A checked request. `custom_tools`: names of tools with freeform input."""
+
+    submission: Submission
+    prepared: PreparedChat
+    head: ResponseHead
+    with_logprobs: bool
+    includes_usage: bool
+    custom_tools: frozenset[str]
+
+
+class _ChoiceWriter:
+    """Makes one choice, or writes its chunks."""
+
+    def __init__(self, checked: CheckedChat, client: Client, chunks: ChunkWriter, call: Call, index: int) -> None:
+        self._checked, self._client, self._chunks, self._index = checked, client, chunks, index
+        self._output = ChatOutput(checked.prepared, client, call)
+        self._deltas = DeltaBuilder(checked.custom_tools)
+        self._has_begun = False
+
+    def choice(self, result: CallResult) -> ChatChoice:
+        """The choice of a call that has ended."""
+        message = MessageBuilder(self._checked.custom_tools)
+        for part in self._output.parse_result(result):
+            message.add(part)
+        reason, logprobs = self._output.finish_reason, self._take_logprobs()
+        assert reason is not None
+        more = extensions(self._client, result, self._checked.submission.prompt_ids)
+        return ChatChoice(self._index, message.build(), logprobs, reason, *more)
+
+    def chunks(self, update: CallUpdate) -> bytes:
+        """The events of an update. Logprobs go with its last chunk that has text, otherwise with the very last."""
+        deltas = [delta for part in self._output.parse_update(update) for delta in self._deltas.deltas(part)]
+        if not deltas and not update.finished:
+            return b""
+        if not self._has_begun:
+            self._has_begun = True
+            deltas.insert(0, Delta(role="assistant", content=""))
+        logprobs = self._take_logprobs()
+        chunks = [self._chunk(delta, None, None) for delta in deltas[:-1]]
+        chunks += [self._chunk(delta, logprobs, None) for delta in deltas[-1:]]
+        if update.finished:
+            result = self._output.call.result(0)
+            chunks.append(self._chunk(Delta(), None if deltas else logprobs, self._output.finish_reason, result))
+        return b"".join(chunks)
+
+    def _chunk(
+        self,
+        delta: Delta,
+        logprobs: ChoiceLogprobs | None,
+        reason: FinishReason | None,
+        result: CallResult | None = None,
+    ) -> bytes:
+        """An event; `result`: of the choice that it ends."""
+        choice = ChunkChoice(self._index, delta, logprobs, reason)
+        if result is None:
+            return self._chunks.chunk([choice])
+        choice.weight, choice.cache_miss = extensions(self._client, result, self._checked.submission.prompt_ids)
+        warnings = self._chunks.handle.warnings([self._output.call], self._checked.prepared.warnings)
+        return self._chunks.chunk([choice], warnings)
+
+    def _take_logprobs(self) -> ChoiceLogprobs | None:
+        """The logprobs that were not sent yet; None where the request has no `logprobs`."""
+        if not self._checked.with_logprobs:
+            return None
+        entries, self._output.logprobs = self._output.logprobs, []
+        return ChoiceLogprobs(token_logprobs(self._client, entries))
+
+
+class ChatWriter(ChunkWriter):
+    """All choices, and the usage: in a stream at the end, if it is requested."""
+
+    kind = ChatChunk
+
+    def __init__(self, checked: CheckedChat, client: Client, handle: RequestHandle) -> None:
+        super().__init__(checked.head, checked.includes_usage, handle)
+        self._more_warnings = checked.prepared.warnings
+        self._writers = [_ChoiceWriter(checked, client, self, call, index) for index, call in enumerate(handle.calls)]
+
+    def body(self, results: Sequence[CallResult]) -> ChatCompletion:
+        choices = [writer.choice(result) for writer, result in zip(self._writers, results, strict=True)]
+        warnings = self.handle.warnings(more=self._more_warnings)
+        return ChatCompletion(*self.head, choices, UsageBody.of(self.handle.usage()), warnings=warnings)
+
+    def write(self, batch: Batch) -> bytes:
+        return b"".join([self._writers[index].chunks(update) for index, update in batch])

@@ -24,7 +24,7 @@ from plait.runtime.client.stream import CallUpdate
 from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import invalid
-from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
+from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, token_text
 from plait.runtime.server.generation.raw_prompt import parses_special
@@ -33,12 +33,13 @@ from plait.runtime.server.generation.submission import RequestHandle, Submission
 from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import encoded, sse_event
-from plait.runtime.server.protocols.answer import DONE, AnswerWriter, Batch, answer, num_tokens
-from plait.runtime.server.protocols.openai.chat_response import ResponseHead
+from plait.runtime.server.http.response import encoded
+from plait.runtime.server.protocols.answer import Batch, answer, num_tokens
 from plait.runtime.server.protocols.openai.completion_prompts import Prompts, num_prompts, read_prompts
 from plait.runtime.server.protocols.openai.fields import (
+    ChunkWriter,
     FinishReason,
+    ResponseHead,
     SamplingRequest,
     UsageBody,
     check_stream_options,
@@ -47,7 +48,7 @@ from plait.runtime.server.protocols.openai.fields import (
 from plait.runtime.server.protocols.shared import (
     ImportanceWeight,
     checked_count,
-    importance_weight,
+    extensions,
     remaining_context,
     timeout_of,
 )
@@ -212,11 +213,14 @@ def _best_by_mean_logprob(results: Sequence[CallResult], n: int) -> Sequence[Cal
     return sorted(results, key=mean_logprob, reverse=True)[:n]
 
 
-class _CompletionWriter(AnswerWriter):
+class _CompletionWriter(ChunkWriter):
     """All choices, and the usage: in a stream as a last chunk, if it was requested."""
 
+    kind = Completion
+
     def __init__(self, client: Client, checked: CheckedCompletion, handle: RequestHandle) -> None:
-        self._client, self._checked, self._handle = client, checked, handle
+        super().__init__(checked.head, checked.includes_usage, handle)
+        self._client, self._checked = client, checked
         self._writers: list[_ChoiceWriter] = []
 
     async def complete(self, handle: RequestHandle) -> Completion:
@@ -232,13 +236,13 @@ class _CompletionWriter(AnswerWriter):
             entries, waiting[prompt] = waiting[prompt], []  # freed prompt by prompt
             for result in _best_by_mean_logprob(candidates, checked.n):
                 text, logprobs = _ChoiceWriter(self._client, checked, prompt, entries).write_result(result)
-                extensions = importance_weight(result), cache_miss_report(self._client, result, submission.prompt_ids)
-                choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason, *extensions))
-        usage = UsageBody.of(self._handle.usage())
-        return Completion(*checked.head, choices, usage, warnings=self._handle.warnings())
+                more = extensions(self._client, result, submission.prompt_ids)
+                choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason, *more))
+        usage = UsageBody.of(self.handle.usage())
+        return Completion(*self.head, choices, usage, warnings=self.handle.warnings())
 
     async def start(self) -> None:
-        prompt_logprobs = await self._handle.prompt_logprobs()
+        prompt_logprobs = await self.handle.prompt_logprobs()
         for prompt in range(len(self._checked.submissions)):
             for _ in range(self._checked.n):
                 self._writers.append(_ChoiceWriter(self._client, self._checked, prompt, prompt_logprobs[prompt]))
@@ -252,33 +256,22 @@ class _CompletionWriter(AnswerWriter):
                 yield await run_in_thread_if(is_large, self._echo_chunk, writer, index)
 
     def _echo_chunk(self, writer: _ChoiceWriter, index: int) -> bytes:
-        usage = None if self._checked.includes_usage else UNSET
         text, logprobs = writer.take_echo()
-        choice = CompletionChoice(text, index, logprobs, None)
-        return sse_event(Completion(*self._checked.head, [choice], usage))
+        return self.chunk([CompletionChoice(text, index, logprobs, None)])
 
     def write(self, batch: Batch) -> bytes:
-        usage = None if self._checked.includes_usage else UNSET
         chunks = []
         for index, update in batch:
             text, logprobs = self._writers[index].write(update)
-            call = self._handle.calls[index]
-            result = call.result(0) if update.finished else None
-            reason = None if result is None else result.finish_reason
-            warnings = UNSET if result is None else self._handle.warnings([call])
-            if text or reason or logprobs:
-                choice = CompletionChoice(text, index, logprobs, reason)
-                if result is not None:
-                    prompt_ids = self._checked.submissions[index // self._checked.n].prompt_ids
-                    choice.weight = importance_weight(result)
-                    choice.cache_miss = cache_miss_report(self._client, result, prompt_ids)
-                chunks.append(sse_event(Completion(*self._checked.head, [choice], usage, warnings=warnings)))
+            choice = CompletionChoice(text, index, logprobs, None)
+            warnings: list[str] | UnsetType = UNSET
+            if update.finished:
+                call, submission = self.handle.calls[index], self._checked.submissions[index // self._checked.n]
+                choice.finish_reason, warnings = call.result(0).finish_reason, self.handle.warnings([call])
+                choice.weight, choice.cache_miss = extensions(self._client, call.result(0), submission.prompt_ids)
+            if text or choice.finish_reason or logprobs:
+                chunks.append(self.chunk([choice], warnings))
         return b"".join(chunks)
-
-    def finish(self) -> bytes:
-        if not self._checked.includes_usage:
-            return DONE
-        return sse_event(Completion(*self._checked.head, [], UsageBody.of(self._handle.usage()))) + DONE
 
 
 class _ChoiceWriter:

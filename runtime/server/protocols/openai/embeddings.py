@@ -15,10 +15,9 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from plait.runtime.client.call import CallResult
-from plait.runtime.errors import PlaitError
 from plait.runtime.sampling_params import MAX_TIMEOUT_S
 from plait.runtime.server.app_state import tenant_of, use_model_in_turn
-from plait.runtime.server.errors import as_api_error, invalid
+from plait.runtime.server.errors import invalid
 from plait.runtime.server.fields.request_warnings import request_warnings
 from plait.runtime.server.generation.embedding import (
     LARGE_VECTORS,
@@ -26,15 +25,12 @@ from plait.runtime.server.generation.embedding import (
     EmbeddingInput,
     EmbeddingOptions,
     check_can_embed,
-    check_dimensions,
-    embed_prompts,
-    tokenize_inputs,
 )
 from plait.runtime.server.generation.threads import run_in_thread_if
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response_in_pieces
-from plait.runtime.server.protocols.answer import complete_in_turn
+from plait.runtime.server.protocols.answer import embed_in_turn
 from plait.runtime.server.protocols.shared import Priority, StrictStruct
 
 router = APIRouter()
@@ -89,25 +85,15 @@ async def create_embedding(request: Request) -> Response:
     """The embedding of each input. 400 for a model that has no pooling."""
     body = await read_json(request, EmbeddingRequest)
     model = await use_model_in_turn(request, body.model, body.timeout)
-    check_can_embed(model.client, model.name)
-    client = model.client
-    check_dimensions(client, body.dimensions)
-    prompts = await tokenize_inputs(client, split_inputs(body.input), "input")
-    embedding_options = EmbeddingOptions(
+    check_can_embed(model.client, model.name, body.dimensions)
+    options = EmbeddingOptions(
         dimensions=body.dimensions,
         timeout_s=body.timeout,
         tenant=tenant_of(request),
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
     )
-
-    async def run() -> list[CallResult]:
-        return await embed_prompts(model.client, prompts, embedding_options)
-
-    try:
-        results = await complete_in_turn(request, run)
-    except PlaitError as error:
-        raise as_api_error(error) from error
+    results = await embed_in_turn(request, model, split_inputs(body.input), "input", options)
     is_large = len(results) > LARGE_VECTORS
     response = await run_in_thread_if(is_large, _response, results, body.model, body.encoding_format or "float")
     return await json_response_in_pieces(response)

@@ -1,9 +1,9 @@
-"""What OpenAI's endpoints share: fields of requests that sample, constraints, and the usage object."""
+"""What OpenAI's endpoints share: fields of requests that sample, constraints, the usage object, streams of chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,6 +12,9 @@ from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Lark,
 from plait.runtime.call_reports import Usage
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.sampling_fields import sampling_fields
+from plait.runtime.server.generation.submission import RequestHandle
+from plait.runtime.server.http.response import sse_event
+from plait.runtime.server.protocols.answer import DONE, AnswerWriter
 from plait.runtime.server.protocols.shared import Priority, StrictStruct, build_constraint
 from plait.runtime.server.protocols.structural_tag import structural_constraint
 
@@ -42,13 +45,10 @@ def structured_constraints(body: StructuredOutputs, *, strict_formats: bool) -> 
     if body.json is not None:
         options = {"annotations": True, "compact": compact, "strict_formats": strict_formats}
         yield f"{path}.json", build_constraint(f"{path}.json", JsonSchema, body.json, **options)
-    if body.regex is not None:
-        yield f"{path}.regex", build_constraint(f"{path}.regex", Regex, body.regex)
-    if body.choice is not None:
-        yield f"{path}.choice", build_constraint(f"{path}.choice", Choices, tuple(body.choice))
-    if body.grammar is not None:
-        kind = Ebnf if "::=" in body.grammar else Lark
-        yield f"{path}.grammar", build_constraint(f"{path}.grammar", kind, body.grammar)
+    grammar_kind = Ebnf if "::=" in (body.grammar or "") else Lark
+    for name, kind in (("regex", Regex), ("choice", Choices), ("grammar", grammar_kind)):
+        if (value := getattr(body, name)) is not None:
+            yield f"{path}.{name}", build_constraint(f"{path}.{name}", kind, value)
     if body.json_object:
         yield f"{path}.json_object", JsonObject(compact=compact)
     if body.structural_tag is not None:
@@ -143,30 +143,34 @@ def check_stream_options(body: SamplingRequest) -> None:
 def constraint_of(body: SamplingRequest) -> tuple[Spec | None, str | None]:
     """The constraint of the answer and the parameter that has it. Raises ApiError 400 for more than one."""
     constraints: list[tuple[str, Spec]] = []
-    for name, kind in (("regex", Regex), ("ebnf", Ebnf), ("lark", Lark)):
-        text = getattr(body, name)
-        if text is not None:
-            constraints.append((name, build_constraint(name, kind, text)))
-    if body.choices is not None:
-        constraints.append(("choices", build_constraint("choices", Choices, tuple(body.choices))))
+    for name, kind in (("regex", Regex), ("ebnf", Ebnf), ("lark", Lark), ("choices", Choices)):
+        if (value := getattr(body, name)) is not None:
+            constraints.append((name, build_constraint(name, kind, value)))
     if isinstance(body.response_format, JsonObjectFormat):
         constraints.append(("response_format", JsonObject(compact=bool(body.compact))))
     elif isinstance(body.response_format, JsonSchemaFormat):
-        param = "response_format.json_schema.schema"
-        schema_format = body.response_format.json_schema
-        options = {
-            "annotations": not schema_format.strict,
-            "compact": bool(body.compact),
-            "strict_formats": bool(schema_format.strict or body.strict_formats),
-            "schemas": schema_format.schemas or "",
-        }
-        constraints.append((param, build_constraint(param, JsonSchema, schema_format.schema or {}, **options)))
+        param, schema = "response_format.json_schema.schema", body.response_format.json_schema
+        constraints.append((param, schema_constraint(param, schema, body.compact, body.strict_formats)))
     if body.structured_outputs is not None:
         constraints += structured_constraints(body.structured_outputs, strict_formats=bool(body.strict_formats))
     if len(constraints) > 1:
         first, second = constraints[0][0], constraints[1][0]
         raise invalid(f"'{first}' and '{second}' cannot both constrain the answer", second)
     return (constraints[0][1], constraints[0][0]) if constraints else (None, None)
+
+
+def schema_constraint(param: str, schema: Any, compact: bool | None, strict_formats: bool | None) -> Spec:
+    """The constraint of a struct at `param` with `schema`, `strict` and `schemas`, as `Schema`. Raises ApiError 400."""
+    constraint: Spec = build_constraint(
+        param,
+        JsonSchema,
+        schema.schema or {},
+        annotations=not schema.strict,
+        compact=bool(compact),
+        strict_formats=bool(schema.strict or strict_formats),
+        schemas=schema.schemas or "",
+    )
+    return constraint
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -193,3 +197,33 @@ class UsageBody(msgspec.Struct):
         prompt, completion = usage.prompt_tokens, usage.completion_tokens
         reasoning = CompletionTokensDetails(usage.reasoning_tokens) if usage.reasoning_tokens else UNSET
         return cls(prompt, completion, prompt + completion, PromptTokensDetails(usage.cached_tokens), reasoning)
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+class ResponseHead(NamedTuple):
+    """What a completion and each of its chunks begin with; `created` in seconds since 1970."""
+
+    id: str
+    created: int
+    model: str
+
+
+class ChunkWriter(AnswerWriter):
+    """Writes the chunks of a stream; the last one has the usage, if it is requested. kind: the struct of a chunk."""
+
+    kind: ClassVar[Any]
+
+    def __init__(self, head: ResponseHead, includes_usage: bool, handle: RequestHandle) -> None:
+        self.head, self.handle, self._includes_usage = head, handle, includes_usage
+
+    def chunk(self, choices: Sequence[Any], warnings: list[str] | UnsetType = UNSET) -> bytes:
+        """The event of one chunk."""
+        usage = None if self._includes_usage else UNSET
+        return sse_event(self.kind(*self.head, choices, usage, warnings=warnings))
+
+    def finish(self) -> bytes:
+        if not self._includes_usage:
+            return DONE
+        return sse_event(self.kind(*self.head, [], UsageBody.of(self.handle.usage()))) + DONE

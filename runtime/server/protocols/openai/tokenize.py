@@ -5,7 +5,6 @@ Requests and answers combine those of vLLM and SGLang: a list of prompts gives l
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar
@@ -35,7 +34,7 @@ from plait.runtime.server.protocols.openai.chat_request import (
     Message,
     conversation_of,
 )
-from plait.runtime.server.protocols.shared import StrictStruct, check_token_ids
+from plait.runtime.server.protocols.shared import StrictStruct, check_token_ids, token_lists
 
 router = APIRouter()
 
@@ -104,31 +103,31 @@ async def tokenize_prompt(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("give 'prompt' or 'messages', and only one of them", "prompt")
     if body.messages is not None:
-        token_lists = [await _conversation(body, client)]
+        found = [await _conversation(body, client)]
     else:
         for name in _FIELDS_OF_MESSAGES:
             if getattr(body, name) is not None:
                 raise invalid(f"'{name}' needs 'messages'", name)
         prompts = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt or ())
         parse_special = parses_special(model.settings, body.parse_special)
-        token_lists = await _prompts(prompts, body, client, parse_special)
-    is_large = sum(map(len, token_lists)) > LARGE_ANSWER_TOKENS
-    return await run_in_thread_if(is_large, _tokenized, body, token_lists, client)
+        found = await _prompts(prompts, body, client, parse_special)
+    is_large = sum(map(len, found)) > LARGE_ANSWER_TOKENS
+    return await run_in_thread_if(is_large, _tokenized, body, found, client)
 
 
-def _tokenized(body: TokenizeRequest, token_lists: list[list[int]], client: Client) -> Response:
+def _tokenized(body: TokenizeRequest, found: list[list[int]], client: Client) -> Response:
     """The answer. Its lists are encoded one at a time, since other threads wait for the encoder."""
     encode = msgspec.json.Encoder().encode
-    tokens: Any = [msgspec.Raw(encode(ids)) for ids in token_lists]
+    tokens: Any = [msgspec.Raw(encode(ids)) for ids in found]
     names: Any = None
     if body.return_token_strs:
         text_of = cache(lambda token: token_text(client, token))
-        names = [msgspec.Raw(encode([text_of(token) for token in ids])) for ids in token_lists]
+        names = [msgspec.Raw(encode([text_of(token) for token in ids])) for ids in found]
     limit = client.model.context_length
     if isinstance(body.prompt, list):
-        return json_response(Tokenized(tokens, [len(ids) for ids in token_lists], limit, names, request_warnings()))
+        return json_response(Tokenized(tokens, [len(ids) for ids in found], limit, names, request_warnings()))
     first_names = names[0] if names else None
-    return json_response(Tokenized(tokens[0], len(token_lists[0]), limit, first_names, request_warnings()))
+    return json_response(Tokenized(tokens[0], len(found[0]), limit, first_names, request_warnings()))
 
 
 @router.post("/detokenize", **documented(DetokenizeRequest, Detokenized))
@@ -136,51 +135,35 @@ async def detokenize_tokens(request: Request) -> Response:
     """The text of token ids."""
     body = await read_json(request, DetokenizeRequest)
     client = (await use_model(request, body.model)).client
-    kinds = set(map(type, body.tokens))
-    if len(kinds) > 1:
-        raise invalid("'tokens' mixes token ids with lists of them", "tokens")
-    token_lists: Any = body.tokens if kinds == {list} else [body.tokens]
-    if sum(map(len, token_lists)) > TOKENIZE_IN_THREAD_CHARS:
-        texts = await asyncio.to_thread(_texts, client, token_lists, body.skip_special_tokens)
-    else:
-        texts = _texts(client, token_lists, body.skip_special_tokens)
-    answer = texts if kinds == {list} else texts[0]
+    lists = token_lists(body.tokens, "tokens")
+    is_large = sum(map(len, lists)) > TOKENIZE_IN_THREAD_CHARS
+    texts = await run_in_thread_if(is_large, _texts, client, lists, body.skip_special_tokens)
+    answer = texts if lists == body.tokens else texts[0]
     return json_response(Detokenized(answer, answer, request_warnings()))
 
 
 async def _conversation(body: TokenizeRequest, client: Client) -> list[int]:
-    chat_request = ChatRequest(
-        model=body.model,
-        messages=body.messages or [],
-        tools=body.tools,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        chat_template_kwargs=body.chat_template_kwargs,
-        enable_thinking=body.enable_thinking,
-    )
+    fields = {name: getattr(body, name) for name in _FIELDS_OF_MESSAGES}
+    chat_request = ChatRequest(model=body.model, messages=body.messages or [], **fields)
     return list((await prepare_chat(client, conversation_of(chat_request))).prompt_ids)
 
 
 async def _prompts(texts: Sequence[str], body: TokenizeRequest, client: Client, parse_special: bool) -> list[list[int]]:
     """The token ids of each text. Long texts are tokenized in a thread."""
-    token_lists = []
+    found = []
     is_long = sum(map(len, texts)) > TOKENIZE_IN_THREAD_CHARS
     for text in texts:
         parts = [(text, parse_special)]
         if len(text) > TOKENIZE_IN_THREAD_CHARS:
             check_fits_context(client, len(text))
-        if is_long:
-            ids = await asyncio.to_thread(client.tokenizer.encode, parts, at_start=True)
-        else:
-            ids = client.tokenizer.encode(parts, at_start=True)
-        token_lists.append(prepend_bos(client, ids) if body.add_special_tokens else ids)
-    return token_lists
+        ids = await run_in_thread_if(is_long, client.tokenizer.encode, parts, at_start=True)
+        found.append(prepend_bos(client, ids) if body.add_special_tokens else ids)
+    return found
 
 
-def _texts(client: Client, token_lists: Sequence[list[int]], skip_special: bool) -> list[str]:
-    return [_text(client, ids, skip_special) for ids in token_lists]
-
-
-def _text(client: Client, ids: list[int], skip_special: bool) -> str:
-    check_token_ids(ids, client.model.vocab_size, "tokens")
-    return client.tokenizer.decode(ids) if skip_special else text_of_tokens(client, ids)
+def _texts(client: Client, lists: Sequence[list[int]], skip_special: bool) -> list[str]:
+    texts = []
+    for ids in lists:
+        check_token_ids(ids, client.model.vocab_size, "tokens")
+        texts.append(client.tokenizer.decode(ids) if skip_special else text_of_tokens(client, ids))
+    return texts

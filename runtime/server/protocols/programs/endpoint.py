@@ -21,7 +21,6 @@ from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_t
 from plait.runtime.server.chat.template_settings import program_template, template_variables
 from plait.runtime.server.errors import ApiError, answered_error
 from plait.runtime.server.fields.request_warnings import request_warnings
-from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, token_text
 from plait.runtime.server.generation.submission import MAX_UNREAD_BYTES
 from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
@@ -41,7 +40,7 @@ from plait.runtime.server.protocols.programs.types import (
     TokenLogprobBody,
     TurnAnswer,
 )
-from plait.runtime.server.protocols.shared import importance_weight, timeout_of
+from plait.runtime.server.protocols.shared import extensions, timeout_of
 
 router = APIRouter()
 EVENT_BYTES = 100  # about the memory of an event beside its text
@@ -183,8 +182,7 @@ class _Execution:
             logprobs,
             _call_usage(result),
             list(result.warnings) or msgspec.UNSET,
-            importance_weight(result),
-            cache_miss_report(self._client, result),
+            *extensions(self._client, result),
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:

@@ -34,7 +34,13 @@ from plait.runtime.server.protocols.shared import build_constraint
 MAX_NODES = 4096
 MAX_DEPTH = 16  # of forks and roles within each other
 _KINDS = ("text", "var", "gen", "select", "role", "fork")
-_CONSTRAINTS: dict[str, Any] = {"regex": Regex, "json_schema": JsonSchema, "ebnf": Ebnf, "lark": Lark}
+_CONSTRAINTS: dict[str, Any] = {
+    "regex": Regex,
+    "json_schema": JsonSchema,
+    "ebnf": Ebnf,
+    "lark": Lark,
+    "choices": Choices,
+}
 
 
 @dataclass(frozen=True)
@@ -187,19 +193,14 @@ def _kind_of(node: Node, path: str) -> str:
 
 
 def _constraint(gen: Gen, path: str) -> tuple[Spec | None, str | None]:
-    names = ("regex", "json_schema", "ebnf", "lark", "choices", "constraint")
-    set_fields = [name for name in names if getattr(gen, name) is not None]
+    set_fields = [name for name in (*_CONSTRAINTS, "constraint") if getattr(gen, name) is not None]
     if len(set_fields) > 1:
         raise invalid(f"'{set_fields[0]}' and '{set_fields[1]}' cannot both hold", f"{path}.{set_fields[1]}")
     if not set_fields:
         return None, None
     name, param = set_fields[0], f"{path}.{set_fields[0]}"
     value = getattr(gen, name)
-    if name == "constraint":
-        return value, param
-    if name == "choices":
-        return build_constraint(param, Choices, tuple(value)), param
-    return build_constraint(param, _CONSTRAINTS[name], value), param
+    return value if name == "constraint" else build_constraint(param, _CONSTRAINTS[name], value), param
 
 
 # -- call count -----------------------------------------------------------------------------------

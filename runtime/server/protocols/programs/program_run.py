@@ -22,6 +22,7 @@ from plait.runtime.errors import Aborted, InputError, PlaitError
 from plait.runtime.programs.steps import Step
 from plait.runtime.programs.variables import gather_variables
 from plait.runtime.server.errors import ApiError, as_api_error
+from plait.runtime.server.generation.submission import open_session
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, TextPiece, Value
 from plait.runtime.server.protocols.programs.program_compiler import CompiledProgram
@@ -94,12 +95,7 @@ class ProgramRun:
             record.reserve_program(program.max_calls)
             record.handles.append(self)
         await asyncio.sleep(0)  # checking a long program took some milliseconds
-        session = self.client.open_session(
-            tenant=tenant,
-            cache_salt=cache_salt,
-            priority=priority,
-            adapter="" if record is None else record.adapter,
-        )
+        session = open_session(self.client, tenant, cache_salt, priority)
         self.sessions.append(session)
         main = ProgramBranch(self, session)
         main.variables = variables
@@ -117,8 +113,8 @@ class ProgramRun:
         finally:
             if not finished:
                 self.abort_sessions()
-            for open_session in self.sessions:
-                open_session.close()
+            for opened in self.sessions:
+                opened.close()
 
     async def _run(self, steps: Sequence[ProgramStep], program_branch: ProgramBranch) -> None:
         for index, step in enumerate(steps):

@@ -6,7 +6,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Self
 
 from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, UnsetType
@@ -19,16 +19,15 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate, stream_updates
 from plait.runtime.errors import Aborted
 from plait.runtime.server.app_state import request_id, tenant_of, use_model
-from plait.runtime.server.errors import answered_error, invalid
-from plait.runtime.server.generation.cache_miss import cache_miss_report
+from plait.runtime.server.errors import ApiError, invalid
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, token_text
-from plait.runtime.server.generation.submission import RequestHandle, submit
+from plait.runtime.server.generation.submission import RequestHandle
 from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import encoded, json_response, sse_event
 from plait.runtime.server.in_flight import current_request
-from plait.runtime.server.protocols.answer import DONE, Batch, respond
+from plait.runtime.server.protocols.answer import DONE, AnswerWriter, Batch, answer
 from plait.runtime.server.protocols.sglang.request import PromptRequest, is_single, parse_generate_request
 from plait.runtime.server.protocols.sglang.types import (
     FinishReason,
@@ -37,7 +36,7 @@ from plait.runtime.server.protocols.sglang.types import (
     MetaInfo,
     TokenEntry,
 )
-from plait.runtime.server.protocols.shared import StrictStruct, importance_weight
+from plait.runtime.server.protocols.shared import StrictStruct, extensions
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 router = APIRouter()
@@ -65,14 +64,15 @@ async def generate(request: Request) -> Response:
     body = await read_json(request, GenerateRequest)
     model, tenant = await use_model(request, body.model, body.timeout), tenant_of(request)
     prompt_requests = await parse_generate_request(body, model.client, tenant, request_id(request), model.settings)
-    single = is_single(body) and prompt_requests[0].submission.n == 1
     registry = _registry(request)
     aborted = _register_wait(registry, tenant, prompt_requests)
-    return await respond(
+    is_list = not is_single(body) or prompt_requests[0].submission.n > 1
+    return await answer(
         request,
+        model,
+        [prompt_request.submission for prompt_request in prompt_requests],
+        lambda handle: _GenerateWriter(model.client, prompt_requests, handle, is_list, registry, aborted),
         stream=bool(body.stream),
-        events=lambda: _events(model.client, prompt_requests, single, registry, aborted),
-        complete=lambda: _complete_response(model.client, prompt_requests, single, registry, aborted),
         constraint_param=prompt_requests[0].constraint_param,
     )
 
@@ -128,87 +128,69 @@ def _registry(request: Request) -> AbortRegistry:
     return registry
 
 
-@contextlib.contextmanager
-def _writers(
-    client: Client,
-    prompt_requests: Sequence[PromptRequest],
-    handle: RequestHandle,
-    single: bool,
-    registry: AbortRegistry,
-    aborted: Collection[str],
-) -> Iterator[list[SglangResponseWriter]]:
-    """A writer for each call. Calls can be aborted by their rid within the block; those of `aborted` are."""
-    owners = [prompt_request for prompt_request in prompt_requests for _ in range(prompt_request.submission.n)]
-    writers = [
-        SglangResponseWriter(client, owner, handle, call, None if single else index)
-        for index, (owner, call) in enumerate(zip(owners, handle.calls, strict=True))
-    ]
+class _GenerateWriter(AnswerWriter):
+    """All answers. Their calls can be aborted by their rid while they are written; those of `aborted` are at once."""
 
-    def abort(rid: str) -> bool:
-        for owner, writer, call in zip(owners, writers, handle.calls, strict=True):
+    raises_failures = False  # an aborted call has an answer
+
+    def __init__(
+        self,
+        client: Client,
+        prompt_requests: Sequence[PromptRequest],
+        handle: RequestHandle,
+        is_list: bool,
+        registry: AbortRegistry,
+        aborted: Collection[str],
+    ) -> None:
+        self._owners = [owner for owner in prompt_requests for _ in range(owner.submission.n)]
+        self._calls, self._is_list, self._registry, self._aborted = handle.calls, is_list, registry, aborted
+        self._writers = [
+            SglangResponseWriter(client, owner, handle, call, index if is_list else None)
+            for index, (owner, call) in enumerate(zip(self._owners, handle.calls, strict=True))
+        ]
+        self._registrations = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        for rid, tenant in {(owner.rid, owner.submission.tenant) for owner in self._owners}:
+            self._registrations.enter_context(self._registry.registered(tenant, rid, partial(self._abort, rid)))
+        for rid in self._aborted:
+            self._abort(rid)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._registrations.close()
+
+    def _abort(self, rid: str) -> bool:
+        for owner, writer, call in zip(self._owners, self._writers, self._calls, strict=True):
             if owner.rid == rid and not call.done():
                 writer.aborted = True
                 call.abort()
         return True
 
-    with contextlib.ExitStack() as stack:
-        for rid, tenant in {(owner.rid, owner.submission.tenant) for owner in owners}:
-            stack.enter_context(registry.registered(tenant, rid, lambda rid=rid: abort(rid)))  # type: ignore[misc]
-        for rid in aborted:
-            abort(rid)
-        yield writers
+    async def complete(self, handle: RequestHandle) -> GenerateResponse | list[GenerateResponse]:
+        async with contextlib.aclosing(stream_updates(handle.calls, only_final=True)) as batches:
+            async for batch in batches:
+                is_large = sum(len(update.token_ids) for _, update in batch) > LARGE_TOKENS
+                await run_in_thread_if(is_large, self._push, batch)
+        responses = [await run_in_thread_if(writer.is_large, writer.response) for writer in self._writers]
+        for response in responses:
+            response.index = UNSET
+        return responses if self._is_list else responses[0]
 
+    async def write_before(self, batch: Batch) -> AsyncGenerator[bytes, None]:
+        if changed := self._push(batch):
+            yield await run_in_thread_if(any(writer.is_large for writer in changed), _chunks, changed)
 
-async def _complete_response(
-    client: Client,
-    prompt_requests: Sequence[PromptRequest],
-    single: bool,
-    registry: AbortRegistry,
-    aborted: Collection[str],
-) -> GenerateResponse | list[GenerateResponse]:
-    async with submit(client, [prompt_request.submission for prompt_request in prompt_requests]) as handle:
-        with _writers(client, prompt_requests, handle, single, registry, aborted) as writers:
-            async with contextlib.aclosing(stream_updates(handle.calls, only_final=True)) as batches:
-                async for batch in batches:
-                    is_large = sum(len(update.token_ids) for _, update in batch) > LARGE_TOKENS
-                    await run_in_thread_if(is_large, _push, writers, batch)
-        responses = [await run_in_thread_if(writer.is_large, writer.response) for writer in writers]
-    for response in responses:
-        response.index = UNSET
-    return responses[0] if single else responses
+    def _push(self, batch: Batch) -> list[SglangResponseWriter]:
+        """Adds updates. Returns the writers whose responses changed."""
+        return [self._writers[index] for index, update in batch if self._writers[index].push(update)]
 
-
-def _push(writers: Sequence[SglangResponseWriter], batch: Batch) -> list[SglangResponseWriter]:
-    """Adds updates. Returns the writers whose responses changed."""
-    return [writers[index] for index, update in batch if writers[index].push(update)]
+    def fail(self, error: ApiError) -> bytes:
+        return super().fail(error) + DONE
 
 
 def _chunks(writers: Sequence[SglangResponseWriter]) -> bytes:
     return b"".join(sse_event(writer.response()) for writer in writers)
-
-
-async def _events(
-    client: Client,
-    prompt_requests: Sequence[PromptRequest],
-    single: bool,
-    registry: AbortRegistry,
-    aborted: Collection[str],
-) -> AsyncGenerator[bytes, None]:
-    async with submit(client, [prompt_request.submission for prompt_request in prompt_requests]) as handle:
-        has_begun = False
-        with _writers(client, prompt_requests, handle, single, registry, aborted) as writers:
-            try:
-                async with contextlib.aclosing(handle.progress(raise_on_failure=False)) as batches:
-                    async for batch in batches:
-                        changed = _push(writers, batch)
-                        if changed:
-                            has_begun = True
-                            yield await run_in_thread_if(any(writer.is_large for writer in changed), _chunks, changed)
-            except Exception as error:
-                if not has_begun:
-                    raise
-                yield sse_event(answered_error(error, constraint_param=prompt_requests[0].constraint_param).body())
-            yield DONE
 
 
 # -- response -------------------------------------------------------------------------------------
@@ -278,8 +260,8 @@ class SglangResponseWriter:
             particles=UNSET if result is None or result.particles is None else result.particles.report(),
         )
         if result is not None:
-            meta_info.weight = importance_weight(result)
-            meta_info.cache_miss = cache_miss_report(self._client, result, self._prompt_request.submission.prompt_ids)
+            prompt_ids = self._prompt_request.submission.prompt_ids
+            meta_info.weight, meta_info.cache_miss = extensions(self._client, result, prompt_ids)
         if self._prompt_request.with_logprobs:
             meta_info.output_token_logprobs = self._entries
             if self._prompt_request.top_logprobs:

@@ -16,7 +16,13 @@ from plait.runtime.server.generation.raw_prompt import parses_special
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import Submission, tokenize
 from plait.runtime.server.protocols.sglang.types import SAMPLING_OF_REQUEST, GenerateRequest, SglangSamplingParams
-from plait.runtime.server.protocols.shared import build_constraint, check_token_ids, checked_count, remaining_context
+from plait.runtime.server.protocols.shared import (
+    build_constraint,
+    check_token_ids,
+    checked_count,
+    remaining_context,
+    token_lists,
+)
 from plait.runtime.server.protocols.structural_tag import structural_constraint
 from plait.runtime.server.settings import ServerSettings
 
@@ -128,11 +134,7 @@ def _prompts(body: GenerateRequest) -> list[str | list[int]]:
         raise invalid("give 'text' or 'input_ids', and only one of them", "text")
     if body.text is not None:
         return [body.text] if isinstance(body.text, str) else list(body.text)
-    ids: Any = body.input_ids
-    kinds = set(map(type, ids))
-    if len(kinds) > 1:
-        raise invalid("'input_ids' mixes token ids with lists of them", "input_ids")
-    return [ids] if kinds == {int} else ids
+    return list(token_lists(body.input_ids or [], "input_ids"))
 
 
 def _per_prompt(name: str, value: Any, size: int, default: Any) -> list[Any]:

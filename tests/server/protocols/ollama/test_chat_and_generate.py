@@ -11,11 +11,16 @@ import httpx
 import msgspec
 import ollama
 import pytest
+from scripted_scheduler import ScriptedScheduler, byte_tokenizer
 from served_process import Served
 
-from plait.runtime.chat.parser import ParsedPart
+from plait.runtime.chat.parser import OutputParser, ParsedPart
+from plait.runtime.client.client import Client
 from plait.runtime.model_files.model_description import describe
-from plait.runtime.server.protocols.ollama.generate import OllamaResponseWriter
+from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.server.chat.engine import PreparedChat
+from plait.runtime.server.generation.submission import RequestHandle, Submission
+from plait.runtime.server.protocols.ollama.generate import CheckedRequest, OllamaResponseWriter
 
 ASK = [{"role": "user", "content": "Name three colours."}]
 SHORT = {"num_predict": 5, "temperature": 0}
@@ -271,12 +276,10 @@ def test_the_window_of_the_repetition_penalty(real_client):
 # -- without a server -------------------------------------------------------------------------------
 
 
-class OutputWithoutLogprobs:
-    logprobs = ()
-
-
 def test_tool_call_is_streamed_when_it_is_complete():
-    writer = OllamaResponseWriter("chat", "m", None, OutputWithoutLogprobs())
+    prepared = PreparedChat([], None, None, lambda: OutputParser(None, False))
+    checked = CheckedRequest("chat", "m", Submission([], SamplingParams()), prepared)
+    writer = OllamaResponseWriter(Client(ScriptedScheduler(), byte_tokenizer()), checked, RequestHandle([None]), "")
     messages = []
     reasoning, first = ParsedPart("reasoning", "hm"), [ParsedPart("call", "f", 0), ParsedPart("arguments", '{"a"', 0)]
     cut_off = [ParsedPart("call", "g", 1), ParsedPart("arguments", '{"b', 1)]

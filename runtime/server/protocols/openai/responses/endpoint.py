@@ -19,7 +19,6 @@ from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_c
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.fields.request_warnings import request_warnings
-from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import RequestHandle, Submission
@@ -27,26 +26,22 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response, named_sse_event
 from plait.runtime.server.protocols.answer import AnswerWriter, Batch, answer
-from plait.runtime.server.protocols.openai.responses.events import Event, OutputItems, ResponseEvent
-from plait.runtime.server.protocols.openai.responses.request import PlacedItem, conversation_of
-from plait.runtime.server.protocols.openai.responses.response_object import (
+from plait.runtime.server.protocols.openai.responses.request import PlacedItem, ToolTable, conversation_of
+from plait.runtime.server.protocols.openai.responses.response import (
+    Event,
     Incomplete,
     InputTokens,
     OutputItem,
+    OutputItems,
     ReasoningEcho,
     ResponseBody,
     ResponseError,
+    ResponseEvent,
     ResponseUsage,
 )
-from plait.runtime.server.protocols.openai.responses.stored_conversation import Keeper, all_items, keeper_of
-from plait.runtime.server.protocols.openai.responses.tools import ToolTable
+from plait.runtime.server.protocols.openai.responses.stored import Keeper, all_items, keeper_of
 from plait.runtime.server.protocols.openai.responses.types import LOGPROBS, ResponsePrompt, ResponsesRequest
-from plait.runtime.server.protocols.shared import (
-    importance_weight,
-    remaining_context,
-    timeout_of,
-    token_logprobs,
-)
+from plait.runtime.server.protocols.shared import extensions, remaining_context, timeout_of, token_logprobs
 
 router = APIRouter()
 
@@ -198,6 +193,7 @@ class _ResponseWriter(AnswerWriter):
     def _finished(self, result: CallResult) -> ResponseBody:
         """The response object at its end."""
         is_cut = self._output.finish_reason == "length"
+        weight, cache_miss = extensions(self._client, result, self._checked.submission.prompt_ids)
         num_reasoning = len(self._client.tokenizer.encode_plain(self._items.reasoning))
         return msgspec.structs.replace(
             self._checked.started,
@@ -207,8 +203,8 @@ class _ResponseWriter(AnswerWriter):
             output=self._items.output,
             usage=ResponseUsage.of(self._handle.usage(), num_reasoning),
             warnings=self._handle.warnings(more=self._checked.prepared.warnings),
-            weight=importance_weight(result),
-            cache_miss=cache_miss_report(self._client, result, self._checked.submission.prompt_ids),
+            weight=weight,
+            cache_miss=cache_miss,
         )
 
     def _encode(self, events: list[Event]) -> bytes:

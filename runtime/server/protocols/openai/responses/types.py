@@ -15,7 +15,7 @@ from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.openai.chat_request import ToolName
 from plait.runtime.server.protocols.openai.custom_tools import GrammarInput, TextInput
-from plait.runtime.server.protocols.openai.fields import StreamOptions
+from plait.runtime.server.protocols.openai.fields import JsonObjectFormat, StreamOptions, TextFormat
 from plait.runtime.server.protocols.shared import Priority, StrictStruct
 
 MAX_TOOLS = 128
@@ -42,13 +42,18 @@ class PlainText(StrictStruct, tag_field="type", tag="text"):
 Content = InputText | OutputText | Refusal | PlainText
 
 
-class MessageItem(StrictStruct, tag_field="type", tag="message"):
+class AnswerItem(StrictStruct, kw_only=True):
+    """What items of answers have, which clients send back."""
+
+    id: str | None = None
+    status: str | None = None
+
+
+class MessageItem(AnswerItem, tag_field="type", tag="message"):
     """A turn. `type` may be left out."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Content]
-    id: str | None = None
-    status: str | None = None
     phase: str | None = None
 
 
@@ -56,42 +61,33 @@ class DirectCaller(StrictStruct, tag_field="type", tag="direct"):
     """The model itself called."""
 
 
-class CallItem(StrictStruct, tag_field="type", tag="function_call"):
+class OfCall(AnswerItem, kw_only=True):
+    """A call or its output."""
+
     call_id: str
+    caller: DirectCaller | None = None
+
+
+class CallItem(OfCall, tag_field="type", tag="function_call"):
     name: str
     arguments: str
-    id: str | None = None
-    status: str | None = None
-    caller: DirectCaller | None = None
     namespace: str | None = None
 
 
-class CallOutputItem(StrictStruct, tag_field="type", tag="function_call_output"):
-    call_id: str
+class CallOutputItem(OfCall, tag_field="type", tag="function_call_output"):
     output: str | list[Content]
-    id: str | None = None
-    status: str | None = None
-    caller: DirectCaller | None = None
     name: str | None = None
     namespace: str | None = None
 
 
-class CustomCallItem(StrictStruct, tag_field="type", tag="custom_tool_call"):
-    call_id: str
+class CustomCallItem(OfCall, tag_field="type", tag="custom_tool_call"):
     name: str
     input: str
-    id: str | None = None
-    status: str | None = None
-    caller: DirectCaller | None = None
     namespace: str | None = None
 
 
-class CustomCallOutputItem(StrictStruct, tag_field="type", tag="custom_tool_call_output"):
-    call_id: str
+class CustomCallOutputItem(OfCall, tag_field="type", tag="custom_tool_call_output"):
     output: str | list[Content]
-    id: str | None = None
-    status: str | None = None
-    caller: DirectCaller | None = None
 
 
 class ReasoningText(StrictStruct, tag_field="type", tag="reasoning_text"):
@@ -102,14 +98,12 @@ class SummaryText(StrictStruct, tag_field="type", tag="summary_text"):
     text: str
 
 
-class ReasoningItem(StrictStruct, tag_field="type", tag="reasoning"):
+class ReasoningItem(AnswerItem, tag_field="type", tag="reasoning"):
     """`content` is read. `encrypted_content` is another server's, which nobody else can read, and so is `summary`."""
 
-    id: str | None = None
     content: list[ReasoningText] | None = None
     summary: list[SummaryText] | None = None
     encrypted_content: str | None = None
-    status: str | None = None
 
 
 LOGPROBS = "message.output_text.logprobs"
@@ -123,14 +117,6 @@ Include = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-
-
-class TextFormat(StrictStruct, tag_field="type", tag="text"):
-    """Free text."""
-
-
-class JsonObjectFormat(StrictStruct, tag_field="type", tag="json_object"):
-    """Any JSON object."""
 
 
 class JsonSchemaFormat(StrictStruct, tag_field="type", tag="json_schema"):
@@ -188,7 +174,7 @@ class AdditionalToolsItem(StrictStruct, tag_field="type", tag="additional_tools"
 
 
 class ItemReference(StrictStruct, tag_field="type", tag="item_reference"):
-    """Stands for a stored item; see `kept.py`."""
+    """Stands for a stored item; see `stored.py`."""
 
     id: str
 
