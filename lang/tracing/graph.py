@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from plait.lang.core.expressions import RoleBegin, RoleEnd, Text
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import SourceLocation
-from plait.lang.tracing.nodes import Append, BeginScope, Node
+from plait.lang.tracing.nodes import Act, Append, Node
 
 if TYPE_CHECKING:
     from plait.lang.backends.default_backend import Backend
@@ -49,7 +49,7 @@ class Graph:
         for node in self.nodes:
             if isinstance(node, Append) and isinstance(node.expr, Text | RoleBegin | RoleEnd) and not node.branch_id:
                 prefix.append(node)
-            elif not isinstance(node, BeginScope):
+            elif not (isinstance(node, Act) and node.action == "begin scope"):
                 break
         return tuple(prefix)
 

@@ -29,20 +29,7 @@ from plait.lang.core.run import Run
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import caller_location
 from plait.lang.tools.call_format import ToolCallFormat, tool_call_format
-from plait.lang.tracing.nodes import (
-    Adopt,
-    Append,
-    AppendToolResult,
-    BeginScope,
-    Cancel,
-    EndScope,
-    ForkInto,
-    Join,
-    Node,
-    Read,
-    RunTool,
-    SetVariable,
-)
+from plait.lang.tracing.nodes import Act, Adopt, Append, ForkInto, Join, Node
 from plait.lang.tracing.traced_result import TracedResult
 from plait.lang.tracing.traced_value import EvaluationContext, NodeOutput, Placeholders, TracedValue
 from plait.runtime.client.session import check_fork_size
@@ -176,17 +163,17 @@ class TracedBranch(Branch):
     def assign(self, name: str, value: Any) -> None:
         if not isinstance(value, TracedValue):
             super().assign(name, value)
-        number = self._add_step(SetVariable, name, value)
+        number = self._add_step(Act, "set", name, value)
         if isinstance(value, TracedValue):
             self.set(name, TracedResult(self.run, self.branch_id, value, NodeOutput(number, name)))
 
     def begin_scope(self, name: str) -> int:
-        number = self._add_step(BeginScope, name)
+        number = self._add_step(Act, "begin scope", name)
         self.run.scope_starts[number] = super().begin_scope(name)
         return number
 
     def end_scope(self, name: str, start: int) -> None:
-        number, inside = self._add_step(EndScope, name, start), self.segments[self.run.scope_starts[start] :]
+        number, inside = self._add_step(Act, "end scope", name, start), self.segments[self.run.scope_starts[start] :]
         if all(isinstance(segment, TextSegment) for segment in inside):
             self.set(name, AssignedValue("".join(segment.text() for segment in inside)))
         else:
@@ -205,12 +192,12 @@ class TracedBranch(Branch):
         return self._read("usage")
 
     def _read(self, what: Literal["text", "messages", "usage"]) -> TracedValue:
-        return self._output(f"the {what} of s", Read, what)
+        return self._output(f"the {what} of s", "read", what)
 
-    def _output(self, label: str, step: type[Node], *details: Any) -> TracedValue:
+    def _output(self, label: str, action: str, *details: Any) -> TracedValue:
         """Adds a step that reads this branch, and returns the traced value of its output."""
         self.run.read_branches.add(self.branch_id)
-        node = self._add_step(step, *details)
+        node = self._add_step(Act, action, *details)
 
         def evaluate(context: EvaluationContext) -> Any:
             return context.step_output(node)
@@ -223,20 +210,20 @@ class TracedBranch(Branch):
 
     def call_tool(self, name: str, variable: Segment, timeout: float | None) -> Any:
         _check_tool_call(name, variable)
-        return self._output(f"s.call({name!r})", RunTool, name, timeout)
+        return self._output(f"s.call({name!r})", "run tool", name, timeout)
 
     async def call_tool_async(self, name: str, variable: Segment, timeout: float | None) -> Any:
         return self.call_tool(name, variable, timeout)
 
     def append_tool_result(self, name: str, variable: Segment, value: Any) -> Any:
         _check_tool_call(name, variable)
-        return self._output(f"s.tool_result({name!r}, ...)", AppendToolResult, name, value)
+        return self._output(f"s.tool_result({name!r}, ...)", "append result", name, value)
 
     def cancel(self, reason: str) -> None:
         self.abort_variable(None, None)
 
     def abort_variable(self, name: str | None, variable: Segment | None) -> None:
-        self._add_step(Cancel, name)
+        self._add_step(Act, "end", name)
         if name is None:
             self.close("this text was cancelled")
 
