@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plait.constrained.specs import Spec
-from plait.lang.backends.remote_session import Part, RemoteCall, RemoteSession
-from plait.lang.backends.without_runtime import ClientWithoutRuntime
+from plait.lang.backends.remote_session import Part, RemoteSession
+from plait.lang.backends.without_runtime import CallRequest, ClientWithoutRuntime, TextCall
 from plait.lang.daemon_threads import DaemonThreads
 from plait.runtime.errors import InputError
-from plait.runtime.messages import SelectMethod
-from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.chat_template import ChatTemplate
-from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 MAX_CONCURRENCY = 64
 
@@ -67,9 +63,6 @@ class RemoteClient(ClientWithoutRuntime):
     def open_session(self, *, program: int | None = None) -> RemoteSession:
         return RemoteSession(self)
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self.tokenizer.vocabulary)  # it never gets a token
-
     def close(self) -> None:
         """Ends the threads after their current requests. Idempotent."""
         self.is_closed = True
@@ -84,24 +77,9 @@ class RemoteClient(ClientWithoutRuntime):
         return {"model_path": self.model.model_path}
 
     @abstractmethod
-    def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
+    def check_request(self, request: CallRequest) -> None:
         """Raises InputError for what this service does not support, before anything is sent."""
 
     @abstractmethod
-    def check_select(self, choices: Sequence[str], method: SelectMethod) -> None: ...
-
-    @abstractmethod
-    def generate(
-        self, call: RemoteCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None
-    ) -> None:
+    def run_call(self, call: TextCall, parts: Sequence[Part], request: CallRequest) -> None:
         """Sends the request, and passes its text and result to `call`. Raises CallFailed."""
-
-    @abstractmethod
-    def select(
-        self,
-        call: RemoteCall,
-        parts: Sequence[Part],
-        choices: Sequence[str],
-        method: SelectMethod,
-        timeout_s: float | None,
-    ) -> None: ...

@@ -69,7 +69,7 @@ def outcome_record(outcome: Outcome) -> dict[str, Any]:
         "finish_reason": outcome.finish_reason,
         "matched": outcome.matched,
         "usage": None if outcome.usage is None else msgspec.structs.asdict(outcome.usage),
-        "num_tokens": len(outcome.token_ids or ()),
+        "num_tokens": outcome.num_tokens or 0,
         "meta": outcome.extra_meta,
     }
 
@@ -91,7 +91,7 @@ def parse_outcome(line: dict[str, Any]) -> Outcome:
         finish_reason=line["finish_reason"],
         matched=line["matched"],
         usage=msgspec.convert(list(line["usage"].values()), Usage) if line["usage"] else None,
-        token_ids=(-1,) * line["num_tokens"],
+        num_tokens=line["num_tokens"],
         extra_meta=extra_meta,
     )
 
