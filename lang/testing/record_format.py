@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from plait.lang.cluster.prefix_groups import num_common_chars
 from plait.lang.testing.text_client import Asked, Outcome
 from plait.runtime.call_reports import Usage
 from plait.runtime.errors import CallFailed, call_failed
@@ -102,7 +103,7 @@ def differences(recorded: dict[str, Any], asked: dict[str, Any]) -> list[str]:
     if recorded["name"] != asked["name"]:
         phrases.append(f"the variable: recorded {recorded['name']!r}, now {asked['name']!r}")
     if recorded["prompt"] != asked["prompt"]:
-        start = common_prefix_length(recorded["prompt"], asked["prompt"])
+        start = num_common_chars(recorded["prompt"], asked["prompt"])
         before = asked["prompt"][max(0, start - 30) : start]
         was, now = recorded["prompt"][start : start + 40], asked["prompt"][start : start + 40]
         phrases.append(f"the prompt, from character {start} on, after {before!r}: recorded {was!r}, now {now!r}")
@@ -115,15 +116,6 @@ def differences(recorded: dict[str, Any], asked: dict[str, Any]) -> list[str]:
         if was != now:
             phrases.append(f"{name}: recorded {was!r:.200}, now {now!r:.200}")
     return phrases
-
-
-def common_prefix_length(first: str, second: str) -> int:
-    """Returns the length of the longest common prefix, by binary search."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if first[:middle] == second[:middle] else (low, middle - 1)
-    return low
 
 
 def _tuples(value: Any) -> Any:
