@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from plait.lang.core import calls
 from plait.lang.core.expressions import CallExpr, Expr, GenToolCall, SystemWithTools
-from plait.lang.core.joined_values import CopiedText, JoinedValues
-from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, SegmentRange, TextSegment
+from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, SegmentRange, TextSegment, ValueList
 from plait.lang.core.tool_use import tool_calls
 from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import InputError
@@ -243,7 +242,7 @@ class Branch(BranchText[Segment, Segment]):
             self.take_calls_of(child)
         if mode == "gather_variable":
             for name, variables in gather_variables(point.names, [child.variables for child in children]).items():
-                self.set(name, JoinedValues(variables))
+                self.set(name, ValueList(variables))
         else:
             for child in children:
                 self.append_from_child(child, point)
@@ -277,7 +276,7 @@ class Branch(BranchText[Segment, Segment]):
                 self.write(text, control=control)
             return
         self.defer_session().append_later(calls, segment.marked_parts)
-        self.add_segment(CopiedText(segment))
+        self.add_segment(SegmentRange([segment]))
 
     def defer_session(self) -> DeferredSession:
         """Returns the session, to which text can be appended that calls still generate."""
