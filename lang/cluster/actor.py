@@ -97,7 +97,7 @@ class BatchActor:
         execution = Execution(
             program.name, program._body, (), json.loads(item), self._client, self._options, self._budget, index
         )
-        state = execution.run_batch_item_any()
+        state = execution.run_batch_item()
         if self._client.is_closed:
             raise RuntimeGone(str(self._engine.client.disconnect_reason))
         return encode_result(state, self._codec)

@@ -61,7 +61,14 @@ class Execution:
         return self.state
 
     def run_batch_item(self) -> ProgramState:
-        """Like `run_to_completion`, for a batch item: an error is stored in the state and not raised."""
+        """Like `run_to_completion`, for a batch item, in a thread without an event loop: an error is stored in the
+        state and not raised."""
+        if self.is_async:
+            import asyncio
+
+            from plait.lang.execution.event_loop import run_batch_item
+
+            return asyncio.run(run_batch_item(self))
         try:
             self._run_to_end()
             if self.on_done is not None:
@@ -69,16 +76,6 @@ class Execution:
         except BaseException as error:  # in a worker thread SystemExit and the like belong to the item
             self.fail(error)
         return self.state
-
-    def run_batch_item_any(self) -> ProgramState:
-        """`run_batch_item` for plain and async bodies, in a thread without an event loop."""
-        if self.is_async:
-            import asyncio
-
-            from plait.lang.execution.event_loop import run_batch_item
-
-            return asyncio.run(run_batch_item(self))
-        return self.run_batch_item()
 
     def start(self, target: Callable[[], None] | None = None) -> ProgramState:
         """Runs the body in a separate thread, with `target` if given. Returns at once. The program ends when the
