@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from plait.lang.argument_checks import checked_int
 from plait.lang.core.primitives import gen
 from plait.lang.core.roles import assistant, system, user
 from plait.lang.core.tool_use.tool_calls import ToolResult
@@ -199,8 +200,7 @@ def _answer_tool(type_: Any) -> Tool:
 
 
 def _check_limits(max_turns: object, tool_timeout: object, on_tool_error: object) -> None:
-    if isinstance(max_turns, bool) or not isinstance(max_turns, int) or not 1 <= max_turns <= MAX_TURNS:
-        raise InputError(f"agent: max_turns must be an integer from 1 to {MAX_TURNS}, not {max_turns!r:.80}")
+    checked_int("agent: max_turns", max_turns, 1, MAX_TURNS)
     if on_tool_error not in ("text", "raise"):
         raise InputError(f'agent: on_tool_error must be "text" or "raise", not {on_tool_error!r:.80}')
     if tool_timeout is not None:

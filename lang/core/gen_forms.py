@@ -11,7 +11,13 @@ from typing import Any, NoReturn
 
 from plait.constrained.specs import Spec
 from plait.lang.adapters import with_adapter
-from plait.lang.argument_checks import CONSTRAINT_KEYWORDS, call_label, checked_choices, checked_constraint
+from plait.lang.argument_checks import (
+    CONSTRAINT_KEYWORDS,
+    call_label,
+    checked_choices,
+    checked_constraint,
+    checked_int,
+)
 from plait.lang.choices import token_length_normalized
 from plait.lang.core.derived.captures import with_captures
 from plait.lang.core.expressions import Expr, Gen, GenToolCall, Typed
@@ -171,9 +177,7 @@ def _typed(asked: _Asked, has_reasoning: bool = False) -> Typed[Any]:
 
 
 def _checked_retries(asked: _Asked) -> int:
-    retries = asked.given.get("retries", 0)
-    if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES:
-        asked.refuse(f"retries must be an integer from 0 to {MAX_RETRIES}, not {retries!r:.40}")
+    retries = checked_int(f"{asked.where}: retries", asked.given.get("retries", 0), 0, MAX_RETRIES)
     if retries and asked.has("n"):
         asked.refuse("retries cannot be combined with n; use forks, one for each sample")
     return retries

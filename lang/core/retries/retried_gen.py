@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from plait.lang.budget import BudgetExceeded
 from plait.lang.core.results import GenResult
 from plait.lang.core.retries.question import Ask, question_after
@@ -18,7 +16,7 @@ from plait.lang.core.retries.retried_call import NOT_READ, RetriedCall
 from plait.lang.errors import Attempt, program_error
 from plait.lang.source_location import caller_location
 from plait.lang.typed.value_format import RefusedValue
-from plait.runtime.errors import DeadlineExceeded, InputError
+from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch
@@ -83,7 +81,8 @@ def begin_gen_in_steps(
         if refused:
             ask(session, number, refused[-1].reason)
         session.set_next_call_name(gen.name)
-        limited, is_draft = limited_params(steps[number], ends_at, number, branch), number < num_drafts
+        limited = run.limited_params(steps[number], ends_at, "the timeout passed before the gen could be asked again")
+        limited, is_draft = limited.for_sample(number), number < num_drafts
         result.is_cut_by_budget |= not is_draft and limited.max_tokens < steps[number].max_tokens
         return session.generate(limited, None if is_draft else gen.constraint)
 
@@ -100,15 +99,3 @@ def begin_gen_in_steps(
     call.begin()
     branch.defer_session().append_later((call,), lambda: ((call.result().text, False),))
     branch.add(gen.name, result)
-
-
-def limited_params(params: SamplingParams, ends_at: float | None, number: int, branch: Branch) -> SamplingParams:
-    """Returns the parameters of attempt `number`: with the time that is left, and within the budget of the run."""
-    if ends_at is not None:
-        seconds_left = ends_at - time.monotonic()
-        if seconds_left <= 0:
-            raise DeadlineExceeded("the timeout passed before the gen could be asked again")
-        params = msgspec.structs.replace(params, timeout_s=seconds_left)
-    if branch.run.budget_tracker is not None:
-        params = branch.run.budget_tracker.limit_params(params)
-    return params.for_sample(number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,17 +56,13 @@ class MarkedCall(GenResult):
     def _marked_text(self) -> str:
         return self._marks.detokenizer().push(self.result().token_ids)
 
-    def _shown_pieces(self) -> _ShownPieces:
-        return _ShownPieces(self)
+    def _shown_pieces(self) -> Callable[[], str]:
+        """Returns a function that returns at each call what has arrived of the text since the last one."""
+        detokenizer, position = self._marks.detokenizer(), ReadPosition()
 
+        def show() -> str:
+            nonlocal position
+            update, position = self.call.read_since(position)
+            return "".join(text for text, _ in self._marks.split(detokenizer.push(update.token_ids)))
 
-class _ShownPieces:
-    """Returns at each call what has arrived of the text since the last one."""
-
-    def __init__(self, segment: MarkedCall) -> None:
-        self._call, self._marks = segment.call, segment._marks
-        self._detokenizer, self._position = self._marks.detokenizer(), ReadPosition()
-
-    def __call__(self) -> str:
-        update, self._position = self._call.read_since(self._position)
-        return "".join(text for text, _ in self._marks.split(self._detokenizer.push(update.token_ids)))
+        return show
