@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from plait.lang.budget import BudgetExceeded
@@ -92,12 +93,10 @@ def _decoded_cause(data: Mapping[str, Any]) -> BaseException:
             return plait_error(name, text)
         case {"builtin": name, "arguments": arguments}:
             kind = getattr(builtins, name, None)
-            if not isinstance(kind, type) or not issubclass(kind, BaseException):  # an actor names no other code
-                return LostCause(f"{name}: {', '.join(map(str, arguments))}")
-            try:
-                return kind(*arguments)
-            except TypeError:  # a class that takes other arguments than it keeps, such as UnicodeDecodeError
-                return LostCause(f"{name}: {', '.join(map(str, arguments))}")
+            if isinstance(kind, type) and issubclass(kind, BaseException):  # an actor names no other code
+                with suppress(TypeError):  # a class that takes other arguments than it keeps, as UnicodeDecodeError
+                    return kind(*arguments)
+            return LostCause(f"{name}: {', '.join(map(str, arguments))}")
     return LostCause(data["lost"])
 
 

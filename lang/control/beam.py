@@ -145,7 +145,7 @@ class _BranchSearch:
         else:
             session: Any = self._branch.session()
             session.append_tokens(tokens)
-        self._branch.add_text(self._name, TextSegment(best.text))
+        self._branch.add(self._name, TextSegment(best.text))
         return hypotheses
 
 

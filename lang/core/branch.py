@@ -110,14 +110,9 @@ class Branch(BranchText[Segment, Segment]):
             self._session = self.run.open_session()
         return self._session
 
-    def add(self, name: str | None, call_segment: CallSegment | Samples) -> None:
-        """Appends the text that a call will give, and sets variable `name` to it."""
-        if name is not None:
-            self.variables[name] = call_segment
-        self.add_segment(call_segment)
-
-    def add_text(self, name: str | None, segment: TextSegment) -> None:
-        """Adds a segment whose text is in the session already, and sets variable `name` to it."""
+    def add(self, name: str | None, segment: Segment) -> None:
+        """Adds a segment whose text is in the session already, or will come from a call, and sets variable `name` to
+        it."""
         if name is not None:
             self.variables[name] = segment
         self.add_segment(segment)
