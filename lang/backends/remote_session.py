@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from plait.lang.backends.without_runtime import CallRequest, SessionWithoutRuntime, TextCall
@@ -22,15 +22,15 @@ Part = tuple[str, bool]  # (text, whether it comes from the chat template)
 class RemoteSession(SessionWithoutRuntime):
     """The methods of a session that programs use. `waits`: the instructions wait until the parent runs its fork."""
 
-    def __init__(self, client: RemoteClient, parts: Sequence[Part] = (), *, waits: bool = False) -> None:
+    def __init__(self, client: RemoteClient, *, waits: bool = False) -> None:
         super().__init__(client)
         self._client = client
-        self._parts: list[Part] = list(parts)
+        self._parts: list[Part] = []
         self._queue: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
         self._is_busy = waits
         self._calls: list[TextCall] = []
-        self._has_text = bool(parts) or waits
+        self._has_text = False
 
     def _has_prompt(self) -> bool:
         return self._has_text

@@ -193,14 +193,6 @@ class Branch(BranchText[Segment, Segment]):
 
         write_system_turn(self, turn)
 
-    def write_templated_turn(self, role: str, prefix: str, suffix: str, content: Expr) -> None:
-        """Writes a whole turn whose template text differs from what `begin_turn` and `end_turn` write."""
-        if self.open_turn is not None:
-            raise InputError(f"a {role} turn cannot begin inside the {self.open_turn[0]} turn")
-        self.open_turn_with(role, prefix)
-        self.append(content)
-        self.close_turn_with(suffix)
-
     @property
     def in_turn(self) -> bool:
         """Whether a turn is open."""

@@ -318,10 +318,7 @@ class _NullClient(ClientWithoutRuntime):
 
 
 class _NullSession:
-    """A session that checks its arguments and sends nothing."""
-
-    def append(self, text: str, *, control: bool = False) -> None:
-        """Does nothing: the branch keeps the text."""
+    """A session that checks its arguments and sends nothing; the branch keeps the text."""
 
     def fork(self, size: int, adapter: str | None = None) -> list[_NullSession]:
         check_fork_size(size)

@@ -139,7 +139,10 @@ def write_system_turn(branch: Branch, turn: SystemWithTools) -> None:
     listing_tokens = tokenizer.encode([(listing, True)], at_start=False)
     # the template writes descriptions as its own text: a control token in one could end the turn
     if around_content is not None and not tokenizer.control_ids.intersection(listing_tokens):
-        branch.write_templated_turn("system", *around_content, turn.content)
+        before, after = around_content
+        branch.open_turn_with("system", before)
+        branch.append(turn.content)
+        branch.close_turn_with(after)
         return
     branch.begin_turn("system")
     branch.append(turn.content)
