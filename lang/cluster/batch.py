@@ -38,8 +38,7 @@ def _work(batch: ProgramBatch, cluster: Cluster) -> Work:
                 text = f"item {index}: {name} is a {type(value).__name__} that cannot be sent to an actor"
                 raise InputError(f"{text}; the arguments are JSON values: text, numbers, lists and dicts")
     reference = reference_of(batch.program, cluster.working_dir, batch.target)
-    limits = (None, None) if batch.budget is None else (batch.budget.tokens, batch.budget.seconds)
-    return Work(reference, cluster.model, cluster.settings, dict(batch.sampling), *limits)
+    return Work(reference, cluster.model, cluster.settings, dict(batch.sampling), batch.budget)
 
 
 def iter_on_cluster_in_order(batch: ProgramBatch, cluster: Cluster, progress_bar: bool) -> Iterator[ProgramState]:

@@ -73,8 +73,7 @@ def map_dataset(
     run_options("plait.ray.map", sampling)
     _check_arguments(program, cluster, batch_size)
     checked_budget("plait.ray.map", budget)
-    limits = (None, None) if budget is None else (budget.tokens, budget.seconds)
-    work = Work(reference_of(program, None), cluster.model, cluster.settings, dict(sampling), *limits)
+    work = Work(reference_of(program, None), cluster.model, cluster.settings, dict(sampling), budget)
     encode_work(work)  # checks it
     capacity = MAX_AUTO_THREADS if num_threads == "auto" else num_workers(num_threads, batch_size)
     rows_work = RowsWork(

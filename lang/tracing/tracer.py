@@ -19,7 +19,7 @@ from plait.lang.tools.call_format import tool_call_format
 from plait.lang.tracing.graph import Graph
 from plait.lang.tracing.nodes import Append, ForkInto, Node
 from plait.lang.tracing.traced_run import TracedBranch, TracedRun
-from plait.lang.tracing.traced_value import Argument, EvaluationContext, TracedValue
+from plait.lang.tracing.traced_value import Argument, TracedValue
 from plait.runtime.errors import PlaitError
 
 if TYPE_CHECKING:
@@ -54,10 +54,8 @@ def _add_missing_arguments(bound: inspect.BoundArguments, traced_run: TracedRun)
 
 
 def _argument(traced_run: TracedRun, name: str) -> TracedValue:
-    def evaluate(context: EvaluationContext) -> Any:
-        return context.argument(name)
-
-    return TracedValue(traced_run.placeholders, name, frozenset([Argument(name)]), evaluate, (), None, True)
+    sources = frozenset([Argument(name)])
+    return TracedValue(traced_run.placeholders, name, sources, lambda run: run.argument(name), _is_plain=True)
 
 
 def _run_body(body: Callable[..., Any], branch: TracedBranch, bound: inspect.BoundArguments) -> Any:
