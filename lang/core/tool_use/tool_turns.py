@@ -16,7 +16,7 @@ import msgspec
 from plait.lang.core.expressions import Gen, GenToolCall, SystemWithTools
 from plait.lang.core.results import GenResult, TextSegment
 from plait.lang.tools.call_form import CallForm, call_form
-from plait.lang.tools.call_format import ToolCallFormat, stop_after_call, tool_call_format
+from plait.lang.tools.call_format import CALL_END_MARKER, ToolCallFormat, tool_call_format
 from plait.runtime.chat.call_turns import CallTurn, ResultTurn, call_id, writes_json
 from plait.runtime.chat.derivation.model_formats import formats_of
 from plait.runtime.chat.formats.call_format import CallFormat, JsonArguments
@@ -50,7 +50,9 @@ def tool_call_gen(branch: Branch, expr: GenToolCall) -> tuple[str, Gen]:
         before = form.reasoning.lead + form.reasoning.end + form.reasoning.separator
         form = replace(form, opens_reasoning=False)
     value_format = tool_call_format(expr.tools, expr.choice, form, expr.value_format, _num_calls(branch))
-    options = stop_after_call(expr.options) if is_free else expr.options
+    options = expr.options
+    if is_free:  # the text ends after its first call
+        options = replace(options, fields={**options.fields, "stop": (CALL_END_MARKER,)})
     if expr.choice == "required":
         branch.open_shape = _call_turn(branch, form.calls, expr.tools[0].name)  # the end of the turn has no name
     return before, Gen(expr.name, options, value_format.spec, value_format)
