@@ -18,7 +18,7 @@ from plait.lang.execution.event_loop import checked_concurrency, run_all_async, 
 from plait.lang.execution.execution import Execution
 from plait.lang.execution.threads import num_workers
 from plait.lang.gen_keywords import RunKeywords
-from plait.lang.html.shown_list import ShownList
+from plait.lang.html.render import ShownList
 from plait.lang.program_arguments import ProgramArguments
 from plait.lang.program_batch import ProgramBatch
 from plait.lang.sampling_options import Options, run_options
@@ -298,7 +298,7 @@ class Program(Generic[P]):
 
         >>> qa.cache(); qa.run(question="Why?").usage.cached_tokens      # doctest: +SKIP
         """
-        from plait.lang.tracing.prefix_warmup import warm_prefix
+        from plait.lang.tracing.tracer import warm_prefix
 
         return warm_prefix(self.compile(backend=backend).prefix, resolve_client(backend))
 

@@ -15,7 +15,7 @@ from plait.lang.display.texts import states_html
 from plait.lang.execution.event_loop import require_no_running_loop, run_all_async
 from plait.lang.execution.execution import Execution
 from plait.lang.execution.threads import iter_in_order, num_workers
-from plait.lang.html.shown_list import ShownList
+from plait.lang.html.render import ShownList
 
 if TYPE_CHECKING:
     from plait.lang.backends.default_backend import Backend

@@ -14,8 +14,7 @@ from typing import Any
 
 from plait.constrained.specs import Choices, JsonSchema, Regex, Spec
 from plait.lang.backends.http_client import JsonHttp
-from plait.lang.backends.remote_client import RemoteClient, RemoteModel
-from plait.lang.backends.remote_session import Part
+from plait.lang.backends.remote_client import Part, RemoteClient, RemoteModel
 from plait.lang.backends.without_runtime import CallRequest, TextCall
 from plait.runtime.call_reports import Usage
 from plait.runtime.errors import CallFailed

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from plait.constrained.specs import Choices, Spec, Structural
 from plait.lang.backends.chat_messages import StructuredOutput, parse_messages, to_structured_output
-from plait.lang.backends.remote_client import RemoteClient
-from plait.lang.backends.remote_session import Part
+from plait.lang.backends.remote_client import Part, RemoteClient
 from plait.lang.backends.without_runtime import CallRequest, TextCall
 from plait.runtime.call_reports import Usage
 from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, ConstraintFailed, InputError

@@ -11,8 +11,7 @@ from typing import Any
 
 from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Regex, Spec, Structural
 from plait.lang.backends.http_client import JsonHttp, checked_extra_body, parse_error, status_error
-from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteClient, RemoteModel
-from plait.lang.backends.remote_session import Part
+from plait.lang.backends.remote_client import MAX_CONCURRENCY, Part, RemoteClient, RemoteModel
 from plait.lang.backends.sglang_format import (
     StreamedText,
     is_structural_tag,

@@ -24,7 +24,7 @@ from uuid import UUID
 
 import msgspec
 
-from plait.lang.html.shown_list import ShownList
+from plait.lang.html.render import ShownList
 from plait.lang.meta_info import CallMeta, GenMeta, SelectMeta
 from plait.lang.tools.function_tool import function_tool
 from plait.lang.tools.make_tools import MAX_TOOLS

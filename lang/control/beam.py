@@ -13,8 +13,7 @@ from plait.lang.core.expressions import Expr, Gen
 from plait.lang.core.results import GenResult, TextSegment
 from plait.lang.core.waiting import finish, value_of
 from plait.lang.errors import program_error
-from plait.lang.html.render import fragment
-from plait.lang.html.shown_list import ShownList
+from plait.lang.html.render import ShownList, fragment
 from plait.lang.source_location import caller_location
 from plait.lang.states.async_state import AsyncState
 from plait.lang.states.state import ProgramState

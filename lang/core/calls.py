@@ -69,7 +69,7 @@ def _generate(branch: Branch, expr: Gen, following: Sequence[Step] = ()) -> None
 
 def _result_type(value_format: ValueFormat | None) -> type[GenResult]:
     if isinstance(value_format, ToolCallFormat) and value_format.form is not None and value_format.form.marks:
-        from plait.lang.core.tool_use.marked_call import MarkedCall
+        from plait.lang.core.tool_use.tool_turns import MarkedCall
 
         return MarkedCall
     return GenResult
@@ -77,8 +77,10 @@ def _result_type(value_format: ValueFormat | None) -> type[GenResult]:
 
 def _generate_in_steps(branch: Branch, expr: Gen, params: SamplingParams, n: int, is_cut_by_budget: bool) -> None:
     """Starts a gen of several calls: with a draft before its value, or with retries after it."""
-    from plait.lang.core.retries.drafted_gen import begin_drafted_gen  # lazy: few programs need them
-    from plait.lang.core.retries.retried_gen import begin_retried_gen
+    from plait.lang.core.retries.gen_in_steps import (
+        begin_drafted_gen,  # lazy: few programs need them
+        begin_retried_gen,
+    )
 
     if n > 1:
         option = "retries" if expr.retries else "draft_then_constrain"

@@ -129,7 +129,7 @@ def _with_reasoning(asked: _Asked) -> CallExpr:
 
 
 def _with_draft(asked: _Asked) -> CallExpr:
-    from plait.lang.core.retries.drafted_gen import checked_draft_tokens  # lazy: few programs need it
+    from plait.lang.core.retries.gen_in_steps import checked_draft_tokens  # lazy: few programs need it
 
     given = asked.given
     draft_tokens = checked_draft_tokens(asked.where, given.get("draft_then_constrain"), given.get("draft_tokens"))

@@ -17,7 +17,7 @@ from plait.lang.tracing.traced_value import TracedValue, resolve_value
 
 if TYPE_CHECKING:
     from plait.lang.states.state import ProgramState
-    from plait.lang.tracing.graph_executor import GraphRun
+    from plait.lang.tracing.graph import GraphRun
 
 
 @dataclass(frozen=True, eq=False)

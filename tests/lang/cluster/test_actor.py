@@ -14,8 +14,7 @@ from tool_examples import call_text
 import plait
 from plait.lang.cluster.actor import BatchActor, Work, encode_work, read_welcome
 from plait.lang.cluster.batch import AbsentTokenizer, FinishedItemsClient
-from plait.lang.cluster.item_errors import decode_error
-from plait.lang.cluster.item_results import ClusterCodec, decode_result
+from plait.lang.cluster.item_results import ClusterCodec, decode_error, decode_result
 from plait.lang.cluster.program_reference import FILE_MODULE, ProgramReference, check_not_importing
 from plait.runtime.errors import Overloaded, RuntimeGone
 from plait.runtime.messages import Generate
