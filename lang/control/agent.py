@@ -18,8 +18,7 @@ from plait.lang.errors import CompileError, ProgramError, UnreadableValue, progr
 from plait.lang.program import Program
 from plait.lang.source_location import error_location
 from plait.lang.states.state import ProgramState
-from plait.lang.tools.function_tool import function_tool
-from plait.lang.tools.make_tools import ToolSource, make_tools
+from plait.lang.tools.make_tools import ToolSource, function_tool, make_tools
 from plait.lang.tools.running import check_seconds
 from plait.lang.tools.tool import Tool, ToolCall
 from plait.runtime.errors import InputError

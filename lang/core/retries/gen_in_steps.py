@@ -84,6 +84,16 @@ def _text_before_call(branch: Branch) -> str:
 # -- gens in steps, and those with retries --------------------------------------------------------
 
 
+def begin_gen_in_steps(branch: Branch, gen: Gen, params: SamplingParams, n: int, is_cut_by_budget: bool) -> None:
+    """Starts a gen of several calls: with a draft before its value, or with retries after it. Raises what a plain gen
+    raises."""
+    if n > 1:
+        option = "retries" if gen.retries else "draft_then_constrain"
+        raise InputError(f"{option} cannot be combined with n; use forks, one for each sample")
+    begin = _begin_drafted_gen if gen.draft_tokens else _begin_retried_gen
+    begin(branch, gen, params, is_cut_by_budget)
+
+
 class RetriedGen(GenResult):
     """The result of a gen with `retries`. Its value was read when its call ended."""
 
@@ -97,11 +107,8 @@ class RetriedGen(GenResult):
         return tuple(self.call.refused) or super()._attempts(text, refusal)
 
 
-def begin_retried_gen(branch: Branch, gen: Gen, params: SamplingParams, is_cut_by_budget: bool) -> None:
-    """Starts the first attempt, and appends the text of the last one, which is known later, to the branch.
-
-    Raises what a plain gen raises.
-    """
+def _begin_retried_gen(branch: Branch, gen: Gen, params: SamplingParams, is_cut_by_budget: bool) -> None:
+    """Starts the first attempt, and appends the text of the last one, which is known later, to the branch."""
     value_format = gen.value_format
     assert value_format is not None  # `gen` needs a type for retries
 
@@ -109,12 +116,10 @@ def begin_retried_gen(branch: Branch, gen: Gen, params: SamplingParams, is_cut_b
         return value_format.read_result(result.text, result.finish_reason)
 
     ask = question_after(branch)
-    begin_gen_in_steps(
-        branch, gen, (params,) * (gen.retries + 1), is_cut_by_budget, (RetriedCall, RetriedGen), ask, read
-    )
+    _begin(branch, gen, (params,) * (gen.retries + 1), is_cut_by_budget, (RetriedCall, RetriedGen), ask, read)
 
 
-def begin_gen_in_steps(
+def _begin(
     branch: Branch,
     gen: Gen,
     steps: Sequence[SamplingParams],
@@ -192,11 +197,8 @@ def checked_draft_tokens(where: str, draft: object, draft_tokens: object) -> int
     return draft_tokens
 
 
-def begin_drafted_gen(branch: Branch, gen: Gen, params: SamplingParams, is_cut_by_budget: bool) -> None:
-    """Starts the draft, and appends the text of the value, which is known later, to the branch.
-
-    Raises what a plain gen raises.
-    """
+def _begin_drafted_gen(branch: Branch, gen: Gen, params: SamplingParams, is_cut_by_budget: bool) -> None:
+    """Starts the draft, and appends the text of the value, which is known later, to the branch."""
 
     def read(call: RetriedCall, result: CallResult) -> None:
         if not call.refused:
@@ -204,7 +206,7 @@ def begin_drafted_gen(branch: Branch, gen: Gen, params: SamplingParams, is_cut_b
 
     steps = (_draft_params(params, gen), params)
     ask = question_after(branch, lambda _: _INSTRUCTION)
-    begin_gen_in_steps(branch, gen, steps, is_cut_by_budget, (DraftedCall, GenResult), ask, read, num_drafts=1)
+    _begin(branch, gen, steps, is_cut_by_budget, (DraftedCall, GenResult), ask, read, num_drafts=1)
 
 
 def _draft_params(params: SamplingParams, gen: Gen) -> SamplingParams:
