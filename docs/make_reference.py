@@ -47,7 +47,7 @@ MADE = [
     *("CallMeta", "GenMeta", "SelectMeta"),
 ]
 """Classes whose objects plait creates; programs do not call them, so their signatures are left out."""
-INNER = ["adopt", "turn", "copy_to_raise", "answer", "check_generate", "generate", "status", "record_call"]
+INNER = ["adopt", "turn", "copy_to_raise", "answer", "check_request", "run_call", "status", "record_call"]
 """Methods that are public for other parts of plait only."""
 INTRO = """# Language reference
 

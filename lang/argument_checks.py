@@ -20,6 +20,13 @@ def call_label(function: str, name: object) -> str:
     return f"{function}({name!r})"
 
 
+def checked_int(what: str, value: object, lowest: int, highest: int) -> int:
+    """Returns `value`. Raises InputError, which begins with `what`, unless it is an integer in this range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        raise InputError(f"{what} must be an integer from {lowest} to {highest}, not {value!r:.80}")
+    return value
+
+
 def checked_regex(where: str, pattern: object) -> Regex:
     """Returns the pattern as a spec. Raises InputError for anything but a valid pattern."""
     if not isinstance(pattern, str):

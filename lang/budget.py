@@ -15,15 +15,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from plait.runtime.client.stream import ReadPosition
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
     from plait.runtime.client.call import Call
     from plait.runtime.sampling_params import SamplingParams
-
-
-_END_POSITION = ReadPosition(1 << 62, 1 << 62, 1 << 62)
 
 
 class BudgetExceeded(PlaitError):
@@ -120,8 +116,7 @@ class BudgetTracker:
             return
 
         def count() -> None:
-            # read before taking the lock, since the call has its own lock
-            num_tokens = call.read_since(_END_POSITION)[1].num_tokens
+            num_tokens = call.num_tokens
             with self._lock:
                 before = self._tokens
                 self._tokens += max(0, num_tokens - self._by_call.get(call.call_id, 0))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from plait.constrained.specs import Spec
 from plait.lang.choices import ChoicesMethod
@@ -11,6 +12,7 @@ from plait.lang.tools.make_tools import ToolSource
 from plait.lang.tools.tool import Tool
 
 Stop = str | Collection[str]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class UnstoppedKeywords(TypedDict, total=False):
@@ -99,3 +101,20 @@ class RegexGenKeywords(SampledKeywords, total=False):
 
 FORM_KEYWORDS = tuple(name for name in GenKeywords.__annotations__ if name not in UnstoppedKeywords.__annotations__)
 """The keywords of `gen` that are no sampling parameters, without name and type."""
+
+
+def declares(keywords: type) -> Callable[[F], F]:
+    """Returns a decorator that shows the keywords of a TypedDict in the signature of a function, by which `help` and
+    the reference describe it, in place of its `**keywords`. They are None by default."""
+
+    def declare(function: F) -> F:
+        signature = inspect.signature(function)
+        shown = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__)
+            for name, hint in keywords.__annotations__.items()
+        ]
+        named = list(signature.parameters.values())[:-1]
+        function.__signature__ = signature.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
+        return function
+
+    return declare

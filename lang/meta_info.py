@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from plait.runtime.sampling.choice_scores import choice_probabilities
+from plait.runtime.sampling.choice_scores import choice_probabilities, mean
 
 if TYPE_CHECKING:
-    from plait.runtime.call_reports import ExactInfo, TokenLogprob
+    from plait.runtime.call_reports import ExactInfo
     from plait.runtime.client.call import CallResult, ScoredChoices
     from plait.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -167,16 +168,11 @@ class SelectMeta(CallMeta):
 def generation_meta(result: CallResult, tokenizer: Tokenizer) -> GenMeta:
     """Returns the meta info of a gen."""
     meta = GenMeta(_common(result) | (result.extra_meta or {}))
-    if result.logprobs is not None:
-        meta["output_token_logprobs"] = [
-            _token_logprob(tokenizer, token.token_id, token.logprob) for token in result.logprobs
-        ]
-        meta["output_top_logprobs"] = [_top(tokenizer, token) for token in result.logprobs]
-    if result.prompt_logprobs is not None:
-        meta["input_token_logprobs"] = [
-            _token_logprob(tokenizer, token.token_id, token.logprob) for token in result.prompt_logprobs
-        ]
-        meta["input_top_logprobs"] = [_top(tokenizer, token) for token in result.prompt_logprobs]
+    for side, logprobs in (("output", result.logprobs), ("input", result.prompt_logprobs)):
+        if logprobs is not None:
+            sampled, top = [(token.token_id, token.logprob) for token in logprobs], [token.top for token in logprobs]
+            meta[f"{side}_token_logprobs"] = _entries(tokenizer, sampled)
+            meta[f"{side}_top_logprobs"] = [_entries(tokenizer, tokens) for tokens in top]
     if result.lenient_constraint is not None:
         meta["violation"] = result.violation
     if result.warnings:
@@ -209,14 +205,14 @@ def choice_meta(result: CallResult, scored_choices: ScoredChoices | None, tokeni
     meta["choices"] = list(scored_choices.choices)
     meta["choice_scores"] = list(chosen.scores)
     meta["choice_probabilities"] = choice_probabilities(chosen.token_logprobs, chosen.unconditional_logprobs)
-    meta["normalized_prompt_logprobs"] = [_mean(logprobs) for logprobs in chosen.token_logprobs]
+    meta["normalized_prompt_logprobs"] = [mean(logprobs) for logprobs in chosen.token_logprobs]
     meta["input_token_logprobs"] = [
-        [_token_logprob(tokenizer, token_id, logprob) for token_id, logprob in zip(ids, logprobs, strict=True)]
+        _entries(tokenizer, zip(ids, logprobs, strict=True))
         for ids, logprobs in zip(scored_choices.token_ids, chosen.token_logprobs, strict=True)
     ]
     if chosen.unconditional_logprobs is not None:
         unconditional = chosen.unconditional_logprobs
-        meta["normalized_unconditional_prompt_logprobs"] = [_mean(logprobs) for logprobs in unconditional]
+        meta["normalized_unconditional_prompt_logprobs"] = [mean(logprobs) for logprobs in unconditional]
         meta["unconditional_token_logprobs"] = [list(logprobs) for logprobs in unconditional]
     return meta
 
@@ -229,13 +225,6 @@ def _common(result: CallResult) -> dict[str, Any]:
     }
 
 
-def _top(tokenizer: Tokenizer, token: TokenLogprob) -> list[Logprob]:
-    return [_token_logprob(tokenizer, token_id, logprob) for token_id, logprob in token.top]
-
-
-def _token_logprob(tokenizer: Tokenizer, token_id: int, logprob: float) -> Logprob:
-    return logprob, token_id, tokenizer.vocabulary.token_bytes[token_id].decode("utf-8", errors="replace")
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _entries(tokenizer: Tokenizer, tokens: Iterable[tuple[int, float]]) -> list[Logprob]:
+    token_bytes = tokenizer.vocabulary.token_bytes
+    return [(logprob, token, token_bytes[token].decode(errors="replace")) for token, logprob in tokens]

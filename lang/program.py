@@ -14,18 +14,11 @@ from plait.lang.backends.default_backend import Backend, resolve_client
 from plait.lang.budget import Budget, checked_budget
 from plait.lang.display.texts import states_html
 from plait.lang.errors import unknown_keyword
-from plait.lang.execution.event_loop import (
-    checked_concurrency,
-    run_all_async,
-    run_async,
-    run_in_new_loop,
-    start,
-    start_loop_thread,
-)
+from plait.lang.execution.event_loop import checked_concurrency, run_all_async, run_async, start
 from plait.lang.execution.execution import Execution
 from plait.lang.execution.threads import num_workers
 from plait.lang.gen_keywords import RunKeywords
-from plait.lang.html.shown_list import ShownList
+from plait.lang.html.render import ShownList
 from plait.lang.program_arguments import ProgramArguments
 from plait.lang.program_batch import ProgramBatch
 from plait.lang.sampling_options import Options, run_options
@@ -106,8 +99,6 @@ class Program(Generic[P]):
         if use_thread is not True:
             raise unknown_keyword("run", "use_thread", ())
         execution = self._execution("run", args, kwargs, stream, backend, budget)
-        if execution.is_async:
-            return start_loop_thread(execution) if stream else run_in_new_loop(execution)
         return execution.start() if stream else execution.run_to_completion()
 
     def _execution(
@@ -307,7 +298,7 @@ class Program(Generic[P]):
 
         >>> qa.cache(); qa.run(question="Why?").usage.cached_tokens      # doctest: +SKIP
         """
-        from plait.lang.tracing.prefix_warmup import warm_prefix
+        from plait.lang.tracing.tracer import warm_prefix
 
         return warm_prefix(self.compile(backend=backend).prefix, resolve_client(backend))
 

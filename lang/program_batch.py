@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from plait.lang.backends.cluster import Cluster
 from plait.lang.display.texts import states_html
-from plait.lang.execution.event_loop import run_all_in_new_loop
+from plait.lang.execution.event_loop import require_no_running_loop, run_all_async
 from plait.lang.execution.execution import Execution
 from plait.lang.execution.threads import iter_in_order, num_workers
-from plait.lang.html.shown_list import ShownList
+from plait.lang.html.render import ShownList
 
 if TYPE_CHECKING:
     from plait.lang.backends.default_backend import Backend
@@ -78,6 +79,8 @@ class ProgramBatch:
         """Runs items, for a caller without an event loop. Returns their states in order."""
         workers = num_workers(self.num_threads, len(executions))
         if executions and executions[0].is_async:
-            return run_all_in_new_loop(executions, None if self.num_threads == "auto" else workers, progress_bar)
+            require_no_running_loop()
+            concurrency = None if self.num_threads == "auto" else workers
+            return asyncio.run(run_all_async(executions, concurrency, progress_bar))
         with contextlib.closing(iter_in_order(executions, workers, progress_bar)) as states:
             return list(states)

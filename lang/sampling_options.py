@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from plait.lang.adapters import adapter_of_block
+from plait.lang.argument_checks import checked_int
 from plait.runtime.errors import InputError
 from plait.runtime.programs.sampling import gen_fields
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, NAMES, SamplingParams, check_sampling, sampling_params
@@ -76,7 +77,8 @@ def make_options(where: str, *, n: int | None = None, same_seed: bool | None = N
     """
     try:
         fields = _fields_of_keywords(given)
-        _check_n(n)
+        if n is not None:
+            checked_int("n", n, 1, MAX_N)
         _check_same_seed(same_seed)
         params = _checked(_with_neutral_fields(fields))
     except InputError as error:
@@ -128,11 +130,6 @@ def _with_neutral_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked(fields: Mapping[str, Any]) -> SamplingParams:
     return sampling_params("gen", **fields)
-
-
-def _check_n(n: object) -> None:
-    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_N):
-        raise InputError(f"n must be an integer from 1 to {MAX_N}, not {n!r}")
 
 
 def _check_same_seed(same_seed: object) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from plait.lang.core.results import CallSegment
+
+_PROMPT_TOKENS = ("prompt_tokens", "cached_tokens", "computed_tokens", "recomputed_tokens")
+_SUMMED = (*_PROMPT_TOKENS, "completion_tokens", "forced_tokens", "queue_s")
 
 
 @dataclass(frozen=True)
@@ -74,22 +77,15 @@ def total(call_segments: Iterable[CallSegment]) -> ProgramUsage:
 def _sum(call_segments: list[CallSegment], by_variable: Mapping[str, ProgramUsage]) -> ProgramUsage:
     finished = [call_segment for call_segment in call_segments if call_segment.failure() is None]
     usages = [call_segment.call.result().usage for call_segment in finished]
-    forced = sum(usage.forced_tokens for usage in usages)
-    completion = sum(usage.completion_tokens for usage in usages)
+    sums: dict[str, Any] = {name: sum(getattr(usage, name) for usage in usages) for name in _SUMMED}
     return ProgramUsage(
+        **sums,
         calls=len(usages),
         failed_calls=len(call_segments) - len(usages),
-        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
-        cached_tokens=sum(usage.cached_tokens for usage in usages),
-        computed_tokens=sum(usage.computed_tokens for usage in usages),
-        recomputed_tokens=sum(usage.recomputed_tokens for usage in usages),
-        completion_tokens=completion,
-        sampled_tokens=completion - forced,
-        forced_tokens=forced,
+        sampled_tokens=sums["completion_tokens"] - sums["forced_tokens"],
         lost_tokens=sum(
             call_segment.call.num_tokens for call_segment in call_segments if call_segment.failure() is not None
         ),
-        queue_s=sum(usage.queue_s for usage in usages),
         wall_s=max((call.ended_s for call in finished), default=0.0)
         - min((call.began_s for call in finished), default=0.0),
         by_variable=by_variable,

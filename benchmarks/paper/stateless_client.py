@@ -14,12 +14,10 @@ from typing import Any
 
 from plait.constrained.specs import Choices, JsonSchema, Regex, Spec
 from plait.lang.backends.http_client import JsonHttp
-from plait.lang.backends.remote_client import RemoteClient, RemoteModel
-from plait.lang.backends.remote_session import Part, RemoteCall
+from plait.lang.backends.remote_client import Part, RemoteClient, RemoteModel
+from plait.lang.backends.without_runtime import CallRequest, TextCall
 from plait.runtime.call_reports import Usage
 from plait.runtime.errors import CallFailed
-from plait.runtime.messages import SelectMethod
-from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 REJECTED_SCORE = -100.0  # a log-likelihood
@@ -51,34 +49,26 @@ class StatelessClient(RemoteClient):
         with urllib.request.urlopen(f"{self._root.base_url}/metrics", timeout=30) as answer:
             return round(sum(float(count) for count in _HITS.findall(answer.read().decode())))
 
-    def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
-        _constraint(constraint, self.is_vllm)
+    def check_request(self, request: CallRequest) -> None:
+        _constraint(request.constraint, self.is_vllm)
 
-    def check_select(self, choices: Sequence[str], method: SelectMethod) -> None:
-        return
-
-    def generate(
-        self, call: RemoteCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None
-    ) -> None:
+    def run_call(self, call: TextCall, parts: Sequence[Part], request: CallRequest) -> None:
+        params, choices = request.params, request.choices
+        if choices is not None:
+            self._select(call, parts, choices)
+            return
         fields: dict[str, Any] = {"max_tokens": params.max_tokens, "temperature": params.temperature}
         fields |= {"stop": list(params.stop)} if params.stop else {}
         fields |= {"seed": params.seed} if params.seed is not None else {}
-        text, reason, usage = self._ask(parts, fields | _constraint(constraint, self.is_vllm))
-        call.on_text(text, usage.completion_tokens)
-        call.on_result(reason, usage, None, None)
+        text, reason, usage = self._ask(parts, fields | _constraint(request.constraint, self.is_vllm))
+        call.on_text(text, num_tokens=usage.completion_tokens)
+        call.on_result(reason, usage)
 
-    def select(
-        self,
-        call: RemoteCall,
-        parts: Sequence[Part],
-        choices: Sequence[str],
-        method: SelectMethod,
-        timeout_s: float | None,
-    ) -> None:
+    def _select(self, call: TextCall, parts: Sequence[Part], choices: tuple[str, ...]) -> None:
         room = max(len(choice.encode()) for choice in choices) + 1
-        fields = {"max_tokens": room, "temperature": 0} | _constraint(Choices(tuple(choices)), self.is_vllm)
+        fields = {"max_tokens": room, "temperature": 0} | _constraint(Choices(choices), self.is_vllm)
         text, reason, usage = self._ask(parts, fields)
-        call.on_text(text, usage.completion_tokens)
+        call.on_text(text, num_tokens=usage.completion_tokens)
         # The server returns no scores. Programs that read them see the selected choice above all others.
         scores = [0.0 if choice == text else REJECTED_SCORE for choice in choices]
         call.on_result(reason, usage, None, {"choices": list(choices), "choice_scores": scores})

@@ -11,7 +11,7 @@ from plait.lang.backends.chat_client import ChatClient, TurnEnd, TurnRequest, Tu
 from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.client_packages import client_package, translate_errors
 from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteModel, checked_model
-from plait.lang.backends.remote_session import RemoteCall
+from plait.lang.backends.without_runtime import TextCall
 from plait.runtime.call_reports import Usage
 from plait.runtime.errors import CallFailed
 
@@ -37,12 +37,12 @@ class Anthropic(ChatClient):
         self.name = f"Anthropic's API at {str(self._client.base_url).rstrip('/')}"
         super().__init__(RemoteModel(model_name), TURN_MARK_TEMPLATE, max_concurrency)
 
-    def turn(self, request: TurnRequest, call: RemoteCall) -> TurnStream:
+    def turn(self, request: TurnRequest, call: TextCall) -> TurnStream:
         body = self._body(request)
         with translate_errors(self.name), self._client.messages.create(**body, stream=True) as events:
             yield from self._read(events, call)
 
-    def _read(self, events: Any, call: RemoteCall) -> TurnStream:
+    def _read(self, events: Any, call: TextCall) -> TurnStream:
         counts: dict[str, int] = {}
         reason, matched = None, None
         for event in events:
@@ -77,8 +77,8 @@ class Anthropic(ChatClient):
             body["stop_sequences"] = list(params.stop)
         if request.output_format is not None:
             body["output_config"] = {"format": {"type": "json_schema", "schema": request.output_format.schema}}
-        if request.timeout_s is not None:
-            body["timeout"] = request.timeout_s
+        if params.timeout_s is not None:
+            body["timeout"] = params.timeout_s
         return body
 
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from plait.constrained.specs import Choices, Spec, Structural
 from plait.lang.backends.chat_messages import StructuredOutput, parse_messages, to_structured_output
-from plait.lang.backends.remote_client import RemoteClient
-from plait.lang.backends.remote_session import Part, RemoteCall
+from plait.lang.backends.remote_client import Part, RemoteClient
+from plait.lang.backends.without_runtime import CallRequest, TextCall
 from plait.runtime.call_reports import Usage
 from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, ConstraintFailed, InputError
-from plait.runtime.messages import SelectMethod
 from plait.runtime.sampling_params import NAMES, PARAMS, SamplingParams, name_in
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ class TurnRequest:
     messages: list[dict[str, str]]
     params: SamplingParams
     output_format: StructuredOutput | None
-    timeout_s: float | None
     tools: ToolCalls | None = None
     begun: str = ""
 
@@ -77,52 +75,35 @@ class ChatClient(RemoteClient):
     """Whether `turn` takes `begun`."""
 
     @abstractmethod
-    def turn(self, request: TurnRequest, call: RemoteCall) -> TurnStream:
+    def turn(self, request: TurnRequest, call: TextCall) -> TurnStream:
         """Yields the text of the turn in pieces, then one TurnEnd. May stop early once `call.done()`."""
 
-    def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
-        if not (self.has_optional_tools and _optional_tools(constraint)):
-            to_structured_output(constraint, self.name)
+    def check_request(self, request: CallRequest) -> None:
+        if request.choices is not None:
+            if request.method != "token_length_normalized":
+                text = f"a chat API cannot score choices, so it has no {request.method}; leave choices_method out"
+                raise InputError(text)
+            return
+        if not (self.has_optional_tools and _optional_tools(request.constraint)):
+            to_structured_output(request.constraint, self.name)
         supported = {*NAMES[self.protocol], *_HANDLED}
         for param in PARAMS:
-            if param not in supported and getattr(params, param) != getattr(DEFAULTS, param):
+            if param not in supported and getattr(request.params, param) != getattr(DEFAULTS, param):
                 raise InputError(f"{name_in('gen', param)} is not supported by {self.name}", field=param)
 
-    def check_select(self, choices: Sequence[str], method: SelectMethod) -> None:
-        if method != "token_length_normalized":
-            raise InputError(f"a chat API cannot score choices, so it has no {method}; leave choices_method out")
-
-    def generate(
-        self, call: RemoteCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None
-    ) -> None:
-        self._answer(call, parts, params, constraint, None, params.timeout_s)
-
-    def select(
-        self,
-        call: RemoteCall,
-        parts: Sequence[Part],
-        choices: Sequence[str],
-        method: SelectMethod,
-        timeout_s: float | None,
-    ) -> None:
-        params = SamplingParams(max_tokens=max(len(choice.encode()) for choice in choices) + 32, temperature=0.0)
-        extra_meta = {"choices": list(choices), "choice_scores": None, "method": "structured output"}
-        self._answer(call, parts, params, Choices(tuple(choices)), extra_meta, timeout_s)
-
-    def _answer(
-        self,
-        call: RemoteCall,
-        parts: Sequence[Part],
-        params: SamplingParams,
-        constraint: Spec | None,
-        extra_meta: dict[str, Any] | None,
-        timeout_s: float | None,
-    ) -> None:
-        request = self._request(parts, params, constraint, timeout_s)
-        output_format = request.output_format
+    def run_call(self, call: TextCall, parts: Sequence[Part], request: CallRequest) -> None:
+        params, constraint, choices, _ = request
+        extra_meta: dict[str, Any] | None = None
+        if choices is not None:
+            max_tokens, timeout_s = max(len(choice.encode()) for choice in choices) + 32, params.timeout_s
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, timeout_s=timeout_s)
+            constraint = Choices(choices)
+            extra_meta = {"choices": list(choices), "choice_scores": None, "method": "structured output"}
+        turn = self._turn_request(parts, params, constraint)
+        output_format = turn.output_format
         stream = output_format.stream() if output_format is not None and output_format.stream is not None else None
         text, streamed, end = "", "", TurnEnd(None)
-        with closing(self.turn(request, call)) as pieces:
+        with closing(self.turn(turn, call)) as pieces:
             for piece in pieces:
                 if isinstance(piece, TurnEnd):
                     end = piece
@@ -131,7 +112,7 @@ class ChatClient(RemoteClient):
                     known = piece if output_format is None else "" if stream is None else stream.feed(piece)
                     streamed += known
                     if known:
-                        call.on_text(known, 1)
+                        call.on_text(known, num_tokens=1)
         if call.done():
             return
         if end.reason not in ("stop", "length"):
@@ -145,9 +126,7 @@ class ChatClient(RemoteClient):
             _finish_value(call, streamed, _read(output_format, text), end.usage.completion_tokens)
         call.on_result(end.reason, end.usage, end.matched, extra_meta)
 
-    def _request(
-        self, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None, timeout_s: float | None
-    ) -> TurnRequest:
+    def _turn_request(self, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None) -> TurnRequest:
         """Raises CallFailed for turns that the service does not generate."""
         messages, begun = parse_messages(parts, self.name)
         tools = _optional_tools(constraint)
@@ -159,7 +138,7 @@ class ChatClient(RemoteClient):
                 f"a constraint is structured output for {self.name}, so it cannot continue a turn that begins with "
                 f"{begun[:40]!r}"
             )
-        return TurnRequest(messages, params, output_format, timeout_s, tools, begun)
+        return TurnRequest(messages, params, output_format, tools, begun)
 
 
 def _optional_tools(constraint: Spec | None) -> ToolCalls | None:
@@ -172,10 +151,10 @@ def _optional_tools(constraint: Spec | None) -> ToolCalls | None:
     return None if calls is None or calls.is_required else calls
 
 
-def _finish_value(call: RemoteCall, streamed: str, value: str, num_tokens: int) -> None:
+def _finish_value(call: TextCall, streamed: str, value: str, num_tokens: int) -> None:
     """Passes on the part of a value that was not streamed. Raises ConstraintFailed if another text was streamed."""
     if not streamed:
-        call.on_text(value, num_tokens)
+        call.on_text(value, num_tokens=num_tokens)
         return
     with suppress(ValueError):
         if json.loads(streamed) == json.loads(value):

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from plait.constrained.specs import Choices, JsonObject, JsonSchema, Regex, Spec, Structural
-from plait.lang.backends.remote_session import Part
+from plait.lang.backends.remote_client import Part
 from plait.lang.partial.streamed_json import StreamedJson
 from plait.runtime.errors import CallFailed, InputError
 from plait.runtime.tokenizer.chat_template import ChatTemplate

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from plait.lang.argument_checks import checked_int
 from plait.runtime.errors import InputError
 
 MAX_ACTORS = 4096
@@ -51,12 +52,12 @@ class Cluster:
     ) -> None:
         self.address = _checked_address(address)
         self.model = None if model is None else _checked_model(model)
-        self.actors = None if actors is None else _checked_int("actors", actors, MAX_ACTORS)
+        self.actors = None if actors is None else checked_int("Cluster: actors", actors, 1, MAX_ACTORS)
         self.gpus_per_actor = _checked_amount("gpus_per_actor", gpus_per_actor, may_be_zero=True)
         self.cpus_per_actor = (
             None if cpus_per_actor is None else _checked_amount("cpus_per_actor", cpus_per_actor, may_be_zero=False)
         )
-        self.max_attempts = _checked_int("max_attempts", max_attempts, MAX_ATTEMPTS)
+        self.max_attempts = checked_int("Cluster: max_attempts", max_attempts, 1, MAX_ATTEMPTS)
         self.start_timeout_s = _checked_amount("start_timeout_s", start_timeout_s, may_be_zero=False)
         if self.start_timeout_s > MAX_START_TIMEOUT_S:
             raise InputError(f"Cluster: start_timeout_s must be at most 86400 seconds, not {start_timeout_s!r}")
@@ -78,12 +79,6 @@ def _checked_model(model: object) -> str:
     if not isinstance(model, str | Path) or not str(model):
         raise InputError(f"Cluster: model must be a path, a Hugging Face id or None, not {model!r:.80}")
     return str(model)
-
-
-def _checked_int(name: str, value: object, highest: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= highest:
-        raise InputError(f"Cluster: {name} must be an integer from 1 to {highest}, not {value!r:.80}")
-    return value
 
 
 def _checked_amount(name: str, value: object, *, may_be_zero: bool) -> float:

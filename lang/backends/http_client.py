@@ -75,12 +75,11 @@ class JsonHttp:
                 if not may_retry or attempt == RETRIES or time.monotonic() + pause > deadline:
                     raise _failure(self.base_url, error) from None
                 time.sleep(pause)
-            except TimeoutError:
-                raise DeadlineExceeded(f"{self.base_url} did not answer within the timeout of the call") from None
             except OSError as error:
-                if isinstance(getattr(error, "reason", None), TimeoutError):
+                reason = getattr(error, "reason", error)
+                if isinstance(reason, TimeoutError):
                     raise DeadlineExceeded(f"{self.base_url} did not answer within the timeout of the call") from None
-                raise RuntimeGone(f"{self.base_url} cannot be reached: {getattr(error, 'reason', error)}") from None
+                raise RuntimeGone(f"{self.base_url} cannot be reached: {reason}") from None
         raise AssertionError("every attempt returns or raises")
 
     def _json(self, answer: Any) -> Any:

@@ -13,7 +13,7 @@ from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.client_packages import client_package, translate_errors
 from plait.lang.backends.openai_chat_format import PROTOCOL, chat_body, parse_turn
 from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteModel, checked_model
-from plait.lang.backends.remote_session import RemoteCall
+from plait.lang.backends.without_runtime import TextCall
 from plait.runtime.errors import InputError
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -62,15 +62,15 @@ class LiteLLM(ChatClient):
         self.name = f"{model_name} (by litellm)"
         super().__init__(RemoteModel(model_name), TURN_MARK_TEMPLATE, max_concurrency)
 
-    def turn(self, request: TurnRequest, call: RemoteCall) -> TurnStream:
+    def turn(self, request: TurnRequest, call: TextCall) -> TurnStream:
         body = chat_body(self.model.model_path, request)
-        timeout_s = request.timeout_s or self._timeout_s
+        timeout_s = request.params.timeout_s or self._timeout_s
         with translate_errors(self.name):
             stream = self._package.completion(**body, **self._arguments, timeout=timeout_s)
             yield from parse_turn(_chunks(stream, call), request.tools)
 
 
-def _chunks(stream: Iterable[Any], call: RemoteCall) -> Iterator[dict[str, Any]]:
+def _chunks(stream: Iterable[Any], call: TextCall) -> Iterator[dict[str, Any]]:
     for chunk in stream:
         if call.done():
             return

@@ -11,7 +11,7 @@ from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.http_client import JsonHttp, checked_extra_body
 from plait.lang.backends.openai_chat_format import PROTOCOL, chat_body, parse_turn
 from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteModel, checked_model
-from plait.lang.backends.remote_session import RemoteCall
+from plait.lang.backends.without_runtime import TextCall
 from plait.runtime.errors import InputError
 from plait.runtime.sampling_params import NAMES
 
@@ -73,9 +73,9 @@ class OpenAI(ChatClient):
         self.name = f"the chat API at {self._http.base_url}"
         super().__init__(RemoteModel(model_name), TURN_MARK_TEMPLATE, max_concurrency)
 
-    def turn(self, request: TurnRequest, call: RemoteCall) -> TurnStream:
+    def turn(self, request: TurnRequest, call: TextCall) -> TurnStream:
         body = self._extra_body | chat_body(self.model.model_path, request, self._limit)
-        chunks = self._http.events("/chat/completions", body, request.timeout_s, call.done)
+        chunks = self._http.events("/chat/completions", body, request.params.timeout_s, call.done)
         yield from parse_turn(chunks, request.tools)
 
 

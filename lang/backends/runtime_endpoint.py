@@ -11,8 +11,7 @@ from typing import Any
 
 from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Regex, Spec, Structural
 from plait.lang.backends.http_client import JsonHttp, checked_extra_body, parse_error, status_error
-from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteClient, RemoteModel
-from plait.lang.backends.remote_session import Part, RemoteCall
+from plait.lang.backends.remote_client import MAX_CONCURRENCY, Part, RemoteClient, RemoteModel
 from plait.lang.backends.sglang_format import (
     StreamedText,
     is_structural_tag,
@@ -22,6 +21,7 @@ from plait.lang.backends.sglang_format import (
     parse_logprobs,
     structural_tag,
 )
+from plait.lang.backends.without_runtime import CallRequest, TextCall
 from plait.runtime.call_reports import Usage
 from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, CallRejected, ConstraintFailed, InputError
 from plait.runtime.messages import SelectMethod
@@ -126,23 +126,24 @@ class RuntimeEndpoint(RemoteClient):
         info = self._get_first("/server_info", "/get_server_info")
         return info if isinstance(info, dict) else {}
 
-    def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
-        tools = json_call_of(constraint)
-        _constraint(constraint if tools is None else tools[1])
+    def check_request(self, request: CallRequest) -> None:
+        if request.method == "exact":
+            raise InputError(f"{self.name} cannot draw one of scored choices (select with exact)")
+        tools = json_call_of(request.constraint)
+        _constraint(request.constraint if tools is None else tools[1])
 
-    def check_select(self, choices: Sequence[str], method: SelectMethod) -> None:
-        return
-
-    def generate(
-        self, call: RemoteCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None
-    ) -> None:
+    def run_call(self, call: TextCall, parts: Sequence[Part], request: CallRequest) -> None:
+        params, constraint, choices, method = request
+        if choices is not None and method is not None:
+            self._select(call, parts, choices, method, params.timeout_s)
+            return
         tools = json_call_of(constraint)
         if tools is None:
             self._generate(call, parts, params, constraint)
             return
         json_call, spec = tools
         begun = isinstance(spec, JsonSchema)  # the marks around a required call are written here
-        inner = RemoteCall(call.call_id, None, self.detokenizer())
+        inner = TextCall(self, None)
         call.add_listener(lambda: inner.abort() if call.done() else None)
         parts = [*parts, (json_call.begin, True)] if begun else parts
         self._generate(inner, parts, params, spec)
@@ -150,12 +151,10 @@ class RuntimeEndpoint(RemoteClient):
             return
         result = inner.result()
         text = f"{json_call.begin}{result.text}{json_call.end}" if begun else result.text
-        call.on_text(json_call.spaced(text), len(result.token_ids))
+        call.on_text(json_call.spaced(text), num_tokens=len(result.token_ids))
         call.on_result(result.finish_reason, result.usage, result.matched, result.extra_meta)
 
-    def _generate(
-        self, call: RemoteCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None
-    ) -> None:
+    def _generate(self, call: TextCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None) -> None:
         sampling = (
             self._extra_sampling
             | {name: getattr(params, field) for field, name in _SAMPLING_NAMES.items()}
@@ -190,7 +189,7 @@ class RuntimeEndpoint(RemoteClient):
         extra_meta |= {name: meta[name] for name in ("particles", "weight") if isinstance(meta.get(name), dict)}
         call.on_result(reason["type"], _usage(meta), reason.get("matched"), extra_meta or None)
 
-    def _stream(self, call: RemoteCall, body: dict[str, Any], params: SamplingParams) -> tuple[dict[str, Any], Any]:
+    def _stream(self, call: TextCall, body: dict[str, Any], params: SamplingParams) -> tuple[dict[str, Any], Any]:
         """Passes the text to `call` as it arrives. Returns the last meta info and the stop_regex that matched, if any.
 
         The text is cut at the match here, because SGLang's own server leaves the match in the text.
@@ -207,20 +206,20 @@ class RuntimeEndpoint(RemoteClient):
                 text = text + event["text"] if self._sends_deltas else event["text"]
                 piece = streamed.push(text, is_end=meta.get("finish_reason") is not None)
                 if piece or num_new:
-                    call.on_text(piece, num_new)
+                    call.on_text(piece, num_tokens=num_new)
                 if streamed.matched is not None:
                     break
         return meta, streamed.matched
 
-    def _events(self, call: RemoteCall, body: dict[str, Any], timeout_s: float | None) -> Generator[Any, None, None]:
+    def _events(self, call: TextCall, body: dict[str, Any], timeout_s: float | None) -> Generator[Any, None, None]:
         if body["stream"]:
             yield from self._http.events("/generate", body, timeout_s, call.done)
         else:
             yield self._http.post("/generate", body, timeout_s)
 
-    def select(
+    def _select(
         self,
-        call: RemoteCall,
+        call: TextCall,
         parts: Sequence[Part],
         choices: Sequence[str],
         method: SelectMethod,
@@ -234,7 +233,7 @@ class RuntimeEndpoint(RemoteClient):
             unconditional = self._unconditional_logprobs(parts, tokens, choices, timeout_s)
         scores = score_choices(method, logprobs, unconditional)
         best = scores.index(max(scores))
-        call.on_text(choices[best], 0)
+        call.on_text(choices[best], num_tokens=0)
         extra_meta = {
             "choices": list(choices),
             "choice_scores": scores,

@@ -13,7 +13,6 @@ from plait.lang.batches.saved_values import CannotSave, ValueCodec
 from plait.lang.core.branch import Branch
 from plait.lang.core.derived.captures import CapturedText
 from plait.lang.core.derived.reasoning import ReasoningPart, ReasoningTags
-from plait.lang.core.joined_values import CopiedText, JoinedValues
 from plait.lang.core.results import (
     AssignedValue,
     CallSegment,
@@ -23,6 +22,7 @@ from plait.lang.core.results import (
     SegmentRange,
     SelectResult,
     TextSegment,
+    ValueList,
 )
 from plait.lang.core.run import Run
 from plait.lang.errors import Attempt, UnreadableValue
@@ -134,11 +134,9 @@ class _Saver:
                 return {"samples": [self._numbers[id(sample)] for sample in segment.call_segments]}
             case AssignedValue():
                 return {"value": self._codec.encode(segment.value())}
-            case CopiedText():
-                return {"text": segment.text(), "control": False}
             case SegmentRange():
                 return {"range": [self.segment(part) for part in segment.parts]}
-            case JoinedValues():
+            case ValueList():
                 return {"joined": [self.segment(variable) for variable in segment.parts]}
             case ReasoningPart():
                 tags = list(astuple(segment.tags))
@@ -260,7 +258,7 @@ class _Loader:
             case {"range": parts}:
                 return SegmentRange([self.segment(part) for part in parts])
             case {"joined": variables}:
-                return JoinedValues([self.segment(variable) for variable in variables])
+                return ValueList([self.segment(variable) for variable in variables])
             case {"reasoning": output, "tags": tags, "index": index}:
                 return ReasoningPart(self.segment(output), ReasoningTags(*tags), index)
             case {"captured": source, "spec": spec, "group": group}:

@@ -24,10 +24,9 @@ from uuid import UUID
 
 import msgspec
 
-from plait.lang.html.shown_list import ShownList
+from plait.lang.html.render import ShownList
 from plait.lang.meta_info import CallMeta, GenMeta, SelectMeta
-from plait.lang.tools.function_tool import function_tool
-from plait.lang.tools.make_tools import MAX_TOOLS
+from plait.lang.tools.make_tools import MAX_TOOLS, function_tool
 from plait.lang.tools.tool import Tool, ToolCall
 
 TAG = "$"

@@ -32,8 +32,7 @@ class Work(msgspec.Struct, frozen=True):
     model: str | None = None
     settings: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
-    budget_tokens: int | None = None
-    budget_seconds: float | None = None
+    budget: Budget | None = None  # of each item
     environment: dict[str, str] = {}  # variables of the engine's process
     adapter: str = msgspec.field(default_factory=lambda: adapter_of_block() or "")  # of the whole program
 
@@ -83,8 +82,6 @@ class BatchActor:
         except Exception as error:  # of the program's file
             return json.dumps({"error": ["InputError", f"{work.program}: {type(error).__name__}: {error}"]})
         set_default_backend(self._client)  # for programs that the program runs
-        is_limited = work.budget_tokens is not None or work.budget_seconds is not None
-        self._budget = Budget(work.budget_tokens, work.budget_seconds) if is_limited else None
         self._codec = ValueCodec(self._program._body)
         return json.dumps({"welcome": msgspec.to_builtins(self._client.model), "pid": os.getpid()})
 
@@ -95,9 +92,9 @@ class BatchActor:
         """
         program = self._program
         execution = Execution(
-            program.name, program._body, (), json.loads(item), self._client, self._options, self._budget, index
+            program.name, program._body, (), json.loads(item), self._client, self._options, self._work.budget, index
         )
-        state = execution.run_batch_item_any()
+        state = execution.run_batch_item()
         if self._client.is_closed:
             raise RuntimeGone(str(self._engine.client.disconnect_reason))
         return encode_result(state, self._codec)

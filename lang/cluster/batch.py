@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from plait.lang.backends.cluster import Cluster
+from plait.lang.backends.without_runtime import ClientWithoutRuntime
 from plait.lang.batches.item_log import is_json
 from plait.lang.cluster.actor import Work, encode_work
 from plait.lang.cluster.item_results import ClusterCodec, decode_result, failed_state
@@ -38,8 +38,7 @@ def _work(batch: ProgramBatch, cluster: Cluster) -> Work:
                 text = f"item {index}: {name} is a {type(value).__name__} that cannot be sent to an actor"
                 raise InputError(f"{text}; the arguments are JSON values: text, numbers, lists and dicts")
     reference = reference_of(batch.program, cluster.working_dir, batch.target)
-    limits = (None, None) if batch.budget is None else (batch.budget.tokens, batch.budget.seconds)
-    return Work(reference, cluster.model, cluster.settings, dict(batch.sampling), *limits)
+    return Work(reference, cluster.model, cluster.settings, dict(batch.sampling), batch.budget)
 
 
 def iter_on_cluster_in_order(batch: ProgramBatch, cluster: Cluster, progress_bar: bool) -> Iterator[ProgramState]:
@@ -83,7 +82,8 @@ def iter_on_cluster(batch: ProgramBatch, cluster: Cluster) -> Generator[tuple[in
                 start_timeout_s=cluster.start_timeout_s,
             )
             model = job.wait_until_ready()
-            yield from _results(batch, job, finished_items_client(model, _tokenizer(cluster.model, model)))
+            client = FinishedItemsClient(model, _tokenizer(cluster.model, model))
+            yield from _results(batch, job, cast("BackendClient", client))
         finally:
             actors.close()
 
@@ -109,32 +109,6 @@ def finished_state(name: str, client: BackendClient, finished: Finished, codec: 
     return failed_state(name, client, program_error(name, None, RuntimeGone(finished.failure)))
 
 
-class FinishedItemsClient:
-    """The client of states whose calls have ended on an actor: it has a model and a tokenizer, and no sessions."""
-
-    def __init__(self, model: Welcome, tokenizer: Any) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        self._ids = itertools.count(1)
-
-    def next_id(self) -> int:
-        return next(self._ids)
-
-
-def finished_items_client(model: Welcome, tokenizer: Any = None) -> BackendClient:
-    """Returns what states of finished items need of a client. tokenizer: None if the model's files are not here."""
-    client: Any = FinishedItemsClient(model, tokenizer or AbsentTokenizer())
-    checked: BackendClient = client
-    return checked
-
-
-class _AbsentVocabulary:
-    """The vocabulary of a model whose files are on the actors' machines only."""
-
-    @property
-    def token_bytes(self) -> Sequence[bytes]:
-        return _AbsentTokens()
-
-
 class _AbsentTokens(Sequence[bytes]):
     def __len__(self) -> int:
         return 0
@@ -145,10 +119,27 @@ class _AbsentTokens(Sequence[bytes]):
         )
 
 
+class _AbsentVocabulary:
+    """The vocabulary of a model whose files are on the actors' machines only."""
+
+    token_bytes = _AbsentTokens()
+
+
 class AbsentTokenizer:
     chat_template = None
     vocabulary = _AbsentVocabulary()
     control_ids: frozenset[int] = frozenset()
+
+
+class FinishedItemsClient(ClientWithoutRuntime):
+    """The client of states whose calls have ended on an actor: it has a model and a tokenizer, and no sessions.
+    `tokenizer`: None if the model's files are not here."""
+
+    def __init__(self, model: Welcome, tokenizer: Any = None) -> None:
+        super().__init__(model, tokenizer or AbsentTokenizer())
+
+    def open_session(self, *, program: int | None = None) -> NoReturn:
+        raise InputError("the items of a batch have ended; their states can be read, not extended")
 
 
 def _tokenizer(model: str | None, welcome: Welcome) -> Any:

@@ -25,7 +25,7 @@ from plait.lang.batches.output import USAGE_FIELDS, as_json, failed_result, resu
 from plait.lang.batches.table import as_text, import_pyarrow, result_columns
 from plait.lang.budget import checked_budget
 from plait.lang.cluster.actor import Work, encode_work
-from plait.lang.cluster.batch import finished_items_client, finished_state
+from plait.lang.cluster.batch import FinishedItemsClient, finished_state
 from plait.lang.cluster.item_results import ClusterCodec
 from plait.lang.cluster.job import Job
 from plait.lang.cluster.prefix_groups import group_items
@@ -73,8 +73,7 @@ def map_dataset(
     run_options("plait.ray.map", sampling)
     _check_arguments(program, cluster, batch_size)
     checked_budget("plait.ray.map", budget)
-    limits = (None, None) if budget is None else (budget.tokens, budget.seconds)
-    work = Work(reference_of(program, None), cluster.model, cluster.settings, dict(sampling), *limits)
+    work = Work(reference_of(program, None), cluster.model, cluster.settings, dict(sampling), budget)
     encode_work(work)  # checks it
     capacity = MAX_AUTO_THREADS if num_threads == "auto" else num_workers(num_threads, batch_size)
     rows_work = RowsWork(
@@ -152,7 +151,7 @@ class RowsActor:
             max_attempts=self._work.max_attempts,
             start_timeout_s=self._work.start_timeout_s,
         )
-        self._client = finished_items_client(self._job.wait_until_ready())
+        self._client: Any = FinishedItemsClient(self._job.wait_until_ready())
 
     def __call__(self, table: Any) -> Any:
         """Returns the table with the columns of results. A row that fails has its error."""

@@ -28,10 +28,10 @@ def group_items(items: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
         return [[index] for index in items]
     keys = {index: [item.get(name, "") for name in names] for index, item in texts.items()}
     ordered = sorted(items, key=lambda index: (keys[index], index))
-    common = _shared_chars(keys[ordered[0]][0], keys[ordered[-1]][0])
+    common = num_common_chars(keys[ordered[0]][0], keys[ordered[-1]][0])
     groups = [[ordered[0]]]
     for before, index in itertools.pairwise(ordered):
-        if _shared_chars(keys[before][0], keys[index][0]) >= common + MIN_SHARED_CHARS:
+        if num_common_chars(keys[before][0], keys[index][0]) >= common + MIN_SHARED_CHARS:
             groups[-1].append(index)
         else:
             groups.append([index])
@@ -47,25 +47,20 @@ def _names_by_sharing(items: Sequence[Mapping[str, str]]) -> list[str]:
     saved: dict[str, int] = {}
     for name in dict.fromkeys(name for item in items for name in item):
         values = sorted(item.get(name, "") for item in items)
-        common = _shared_chars(values[0], values[-1])
-        shared = (_shared_chars(*pair) - common for pair in itertools.pairwise(values))
+        common = num_common_chars(values[0], values[-1])
+        shared = (num_common_chars(*pair) - common for pair in itertools.pairwise(values))
         saved[name] = sum(chars for chars in shared if chars >= MIN_SHARED_CHARS)
     return sorted((name for name, chars in saved.items() if chars), key=lambda name: -saved[name])
 
 
-def _shared_chars(one: str, other: str) -> int:
-    """Returns the length of the common prefix.
+def num_common_chars(one: str, other: str) -> int:
+    """Returns the length of the longest common prefix, by binary search: slices are compared much faster than letters.
 
-    >>> _shared_chars("abcd", "abxd"), _shared_chars("ab", "abc"), _shared_chars("", "a")
+    >>> num_common_chars("abcd", "abxd"), num_common_chars("ab", "abc"), num_common_chars("", "a")
     (2, 2, 0)
     """
     low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while high - low > 1:  # the first `low` characters are equal, the first `high` are not
-        middle = (low + high) // 2
-        if one[:middle] == other[:middle]:
-            low = middle
-        else:
-            high = middle
+    while low < high:  # the first `low` characters are equal
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
     return low

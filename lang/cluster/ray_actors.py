@@ -11,7 +11,7 @@ from typing import Any
 
 from plait.lang.backends.cluster import Cluster
 from plait.lang.cluster.actor import BatchActor, read_welcome
-from plait.lang.cluster.item_errors import plait_error
+from plait.lang.cluster.item_results import plait_error
 from plait.lang.cluster.job import Done, Event, Lost, Ready
 from plait.lang.cluster.program_reference import check_not_importing
 from plait.runtime.cluster.ray_package import import_ray, on_loopback

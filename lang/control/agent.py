@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from plait.lang.argument_checks import checked_int
 from plait.lang.core.primitives import gen
 from plait.lang.core.roles import assistant, system, user
 from plait.lang.core.tool_use.tool_calls import ToolResult
@@ -17,8 +18,7 @@ from plait.lang.errors import CompileError, ProgramError, UnreadableValue, progr
 from plait.lang.program import Program
 from plait.lang.source_location import error_location
 from plait.lang.states.state import ProgramState
-from plait.lang.tools.function_tool import function_tool
-from plait.lang.tools.make_tools import ToolSource, make_tools
+from plait.lang.tools.make_tools import ToolSource, function_tool, make_tools
 from plait.lang.tools.running import check_seconds
 from plait.lang.tools.tool import Tool, ToolCall
 from plait.runtime.errors import InputError
@@ -199,8 +199,7 @@ def _answer_tool(type_: Any) -> Tool:
 
 
 def _check_limits(max_turns: object, tool_timeout: object, on_tool_error: object) -> None:
-    if isinstance(max_turns, bool) or not isinstance(max_turns, int) or not 1 <= max_turns <= MAX_TURNS:
-        raise InputError(f"agent: max_turns must be an integer from 1 to {MAX_TURNS}, not {max_turns!r:.80}")
+    checked_int("agent: max_turns", max_turns, 1, MAX_TURNS)
     if on_tool_error not in ("text", "raise"):
         raise InputError(f'agent: on_tool_error must be "text" or "raise", not {on_tool_error!r:.80}')
     if tool_timeout is not None:

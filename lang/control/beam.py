@@ -8,14 +8,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-import msgspec
-
+from plait.lang.argument_checks import checked_int
 from plait.lang.core.expressions import Expr, Gen
 from plait.lang.core.results import GenResult, TextSegment
 from plait.lang.core.waiting import finish, value_of
 from plait.lang.errors import program_error
-from plait.lang.html.render import fragment
-from plait.lang.html.shown_list import ShownList
+from plait.lang.html.render import ShownList, fragment
 from plait.lang.source_location import caller_location
 from plait.lang.states.async_state import AsyncState
 from plait.lang.states.state import ProgramState
@@ -58,7 +56,8 @@ def beam(
     """
     if not isinstance(s, ProgramState | AsyncState):
         raise InputError(f"beam takes a state, not {s!r:.80}")
-    search = _BranchSearch(s, _checked_width(width), expr, _checked_penalty(length_penalty))
+    width = checked_int("beam: the width", width, 1, MAX_WIDTH)
+    search = _BranchSearch(s, width, expr, _checked_penalty(length_penalty))
     if isinstance(s, AsyncState):
         return search.run(GenResult.wait_ready)
     return finish(search.run(GenResult.result))
@@ -126,15 +125,11 @@ class _BranchSearch:
         return child
 
     def _limited(self, params: SamplingParams) -> SamplingParams:
-        """Returns the parameters of a call that starts now: with the time that is left, and within the budget."""
-        if self._ends_at is not None:
-            seconds_left = self._ends_at - time.monotonic()
-            if seconds_left <= 0:
-                error = DeadlineExceeded("the timeout passed before the search ended")
-                raise program_error(self._run.program, self._name, error, self._place)
-            params = msgspec.structs.replace(params, timeout_s=seconds_left)
-        tracker = self._run.budget_tracker
-        return params if tracker is None else tracker.limit_params(params)
+        """Returns the parameters of a call that starts now."""
+        try:
+            return self._run.limited_params(params, self._ends_at, "the timeout passed before the search ended")
+        except DeadlineExceeded as error:
+            raise program_error(self._run.program, self._name, error, self._place) from error
 
     def _close(self, sessions: list[Any]) -> None:
         for session in sessions:
@@ -149,14 +144,8 @@ class _BranchSearch:
         else:
             session: Any = self._branch.session()
             session.append_tokens(tokens)
-        self._branch.add_text(self._name, TextSegment(best.text))
+        self._branch.add(self._name, TextSegment(best.text))
         return hypotheses
-
-
-def _checked_width(width: object) -> int:
-    if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_WIDTH:
-        raise InputError(f"beam: the width must be an integer from 1 to {MAX_WIDTH}, not {width!r:.40}")
-    return width
 
 
 def _checked_penalty(value: object) -> float:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from plait.lang.core import calls
 from plait.lang.core.expressions import CallExpr, Expr, GenToolCall, SystemWithTools
-from plait.lang.core.joined_values import CopiedText, JoinedValues
-from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, SegmentRange, TextSegment
+from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, SegmentRange, TextSegment, ValueList
 from plait.lang.core.tool_use import tool_calls
 from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import InputError
@@ -111,14 +110,9 @@ class Branch(BranchText[Segment, Segment]):
             self._session = self.run.open_session()
         return self._session
 
-    def add(self, name: str | None, call_segment: CallSegment | Samples) -> None:
-        """Appends the text that a call will give, and sets variable `name` to it."""
-        if name is not None:
-            self.variables[name] = call_segment
-        self.add_segment(call_segment)
-
-    def add_text(self, name: str | None, segment: TextSegment) -> None:
-        """Adds a segment whose text is in the session already, and sets variable `name` to it."""
+    def add(self, name: str | None, segment: Segment) -> None:
+        """Adds a segment whose text is in the session already, or will come from a call, and sets variable `name` to
+        it."""
         if name is not None:
             self.variables[name] = segment
         self.add_segment(segment)
@@ -199,14 +193,6 @@ class Branch(BranchText[Segment, Segment]):
 
         write_system_turn(self, turn)
 
-    def write_templated_turn(self, role: str, prefix: str, suffix: str, content: Expr) -> None:
-        """Writes a whole turn whose template text differs from what `begin_turn` and `end_turn` write."""
-        if self.open_turn is not None:
-            raise InputError(f"a {role} turn cannot begin inside the {self.open_turn[0]} turn")
-        self.open_turn_with(role, prefix)
-        self.append(content)
-        self.close_turn_with(suffix)
-
     @property
     def in_turn(self) -> bool:
         """Whether a turn is open."""
@@ -243,7 +229,7 @@ class Branch(BranchText[Segment, Segment]):
             self.take_calls_of(child)
         if mode == "gather_variable":
             for name, variables in gather_variables(point.names, [child.variables for child in children]).items():
-                self.set(name, JoinedValues(variables))
+                self.set(name, ValueList(variables))
         else:
             for child in children:
                 self.append_from_child(child, point)
@@ -277,7 +263,7 @@ class Branch(BranchText[Segment, Segment]):
                 self.write(text, control=control)
             return
         self.defer_session().append_later(calls, segment.marked_parts)
-        self.add_segment(CopiedText(segment))
+        self.add_segment(SegmentRange([segment]))
 
     def defer_session(self) -> DeferredSession:
         """Returns the session, to which text can be appended that calls still generate."""

@@ -11,12 +11,11 @@ from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
 from plait.lang.tools.call_format import ToolCallFormat
 from plait.lang.typed.value_format import ValueFormat
-from plait.runtime.errors import InputError, PlaitError
+from plait.runtime.errors import PlaitError
 
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch
     from plait.runtime.programs.steps import Step
-    from plait.runtime.sampling_params import SamplingParams
 
 
 def begin_own_call(branch: Branch, expr: Gen | Select | GenToolCall, following: Sequence[Step] = ()) -> None:
@@ -50,7 +49,9 @@ def _generate(branch: Branch, expr: Gen, following: Sequence[Step] = ()) -> None
         params = run.budget_tracker.limit_params(params)
     is_cut_by_budget = params.max_tokens < asked
     if expr.retries or expr.draft_tokens:
-        _generate_in_steps(branch, expr, params, n, is_cut_by_budget)
+        from plait.lang.core.retries.gen_in_steps import begin_gen_in_steps  # lazy: few programs need it
+
+        begin_gen_in_steps(branch, expr, params, n, is_cut_by_budget)
         return
     trailing_text = ""
     if expr.constraint is not None and not params.min_tokens and run.client.takes_following_text:
@@ -69,22 +70,10 @@ def _generate(branch: Branch, expr: Gen, following: Sequence[Step] = ()) -> None
 
 def _result_type(value_format: ValueFormat | None) -> type[GenResult]:
     if isinstance(value_format, ToolCallFormat) and value_format.form is not None and value_format.form.marks:
-        from plait.lang.core.tool_use.marked_call import MarkedCall
+        from plait.lang.core.tool_use.tool_turns import MarkedCall
 
         return MarkedCall
     return GenResult
-
-
-def _generate_in_steps(branch: Branch, expr: Gen, params: SamplingParams, n: int, is_cut_by_budget: bool) -> None:
-    """Starts a gen of several calls: with a draft before its value, or with retries after it."""
-    from plait.lang.core.retries.drafted_gen import begin_drafted_gen  # lazy: few programs need them
-    from plait.lang.core.retries.retried_gen import begin_retried_gen
-
-    if n > 1:
-        option = "retries" if expr.retries else "draft_then_constrain"
-        raise InputError(f"{option} cannot be combined with n; use forks, one for each sample")
-    begin = begin_drafted_gen if expr.draft_tokens else begin_retried_gen
-    begin(branch, expr, params, is_cut_by_budget)
 
 
 def _select(branch: Branch, expr: Select) -> None:

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from plait.constrained.specs import Spec
 from plait.lang.adapters import with_adapter
-from plait.lang.argument_checks import CONSTRAINT_KEYWORDS, call_label, checked_choices, checked_constraint
+from plait.lang.argument_checks import (
+    CONSTRAINT_KEYWORDS,
+    call_label,
+    checked_choices,
+    checked_constraint,
+    checked_int,
+)
 from plait.lang.choices import token_length_normalized
 from plait.lang.core.derived.captures import with_captures
-from plait.lang.core.expressions import Expr, Gen, GenToolCall, Typed
+from plait.lang.core.expressions import CallExpr, Gen, GenToolCall, Typed
 from plait.lang.core.select import select
 from plait.lang.sampling_options import GEN_SAMPLING_KEYWORDS, NO_STOP, Options, check_text_in_logprobs, make_options
-from plait.lang.tools.call_format import call_options, checked_tools, value_or_call_options
+from plait.lang.tools.call_format import call_options, checked_tools
 from plait.lang.typed.value_format import json_value_format, value_format_of
 from plait.runtime.errors import InputError
 
@@ -33,7 +39,7 @@ class _Form:
 
     keywords: tuple[str, ...]
     excludes: tuple[str, ...]
-    build: Callable[[_Asked], Expr]
+    build: Callable[[_Asked], CallExpr]
 
 
 @dataclass(slots=True)
@@ -68,15 +74,11 @@ class _Asked:
         raise InputError(f"{self.where}: {reason}")
 
 
-def build_gen(where: str, name: str | None, arguments: Mapping[str, Any]) -> Expr:
+def build_gen(where: str, name: str | None, arguments: Mapping[str, Any]) -> CallExpr:
     """Returns the expression of a gen. `arguments`: those of `gen`, None where they were not given.
 
     Raises InputError for a wrong one.
     """
-    return with_adapter(where, _build(where, name, arguments), arguments.get("adapter"))
-
-
-def _build(where: str, name: str | None, arguments: Mapping[str, Any]) -> Expr:
     given = {keyword: value for keyword, value in arguments.items() if value is not None}
     check_text_in_logprobs(where, given.get("return_text_in_logprobs"))
     if "dtype" in given:
@@ -86,9 +88,14 @@ def _build(where: str, name: str | None, arguments: Mapping[str, Any]) -> Expr:
         del sampling["logprob_start_len"]
     constraints = {keyword: given[keyword] for keyword in CONSTRAINT_KEYWORDS if keyword in given}
     spec = checked_constraint(where, given.get("schemas"), **constraints)
-    asked = _Asked(where, name, given, spec, sampling)
-    if _SPECIAL.isdisjoint(given):
-        return with_captures(where, asked.plain(), spec)
+    expr = _build(_Asked(where, name, given, spec, sampling))
+    return with_adapter(where, with_captures(where, expr, spec), given.get("adapter"))
+
+
+def _build(asked: _Asked) -> CallExpr:
+    """Returns the expression without its captures and adapter."""
+    if _SPECIAL.isdisjoint(asked.given):
+        return asked.plain()
     for keyword, (other, needed) in _BELONGS_TO.items():
         if asked.has(keyword) and not asked.has(other):
             asked.refuse(f"{keyword} needs {needed}")
@@ -98,9 +105,9 @@ def _build(where: str, name: str | None, arguments: Mapping[str, Any]) -> Expr:
                 hint = "; use forks, one for each sample" if keyword == "n" else ""
                 asked.refuse(f"{form.keywords[0]} cannot be combined with {keyword}{hint}")
             return form.build(asked)
-    for keyword in filter(asked.has, _OF_CONSTRAINED if spec is None else ()):
+    for keyword in filter(asked.has, _OF_CONSTRAINED if asked.spec is None else ()):
         asked.refuse(f"{keyword} needs a constraint, such as regex or json_schema")
-    return with_captures(where, asked.plain(), spec)
+    return asked.plain()
 
 
 def _dtype_keywords(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,34 +121,33 @@ def _dtype_keywords(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"regex": REGEX_STRING} if value_type is str else {"type": value_type}
 
 
-def _with_reasoning(asked: _Asked) -> Expr:
+def _with_reasoning(asked: _Asked) -> CallExpr:
     from plait.lang.core.derived.reasoning import think_first  # lazy: few programs need it
 
     value = asked.value(has_reasoning=True)
-    reasoned = think_first(asked.where, value, asked.given.get("think"), asked.given.get("think_tokens"))
-    return with_captures(asked.where, reasoned, asked.spec)
+    return think_first(asked.where, value, asked.given.get("think"), asked.given.get("think_tokens"))
 
 
-def _with_draft(asked: _Asked) -> Expr:
-    from plait.lang.core.retries.drafted_gen import checked_draft_tokens  # lazy: few programs need it
+def _with_draft(asked: _Asked) -> CallExpr:
+    from plait.lang.core.retries.gen_in_steps import checked_draft_tokens  # lazy: few programs need it
 
     given = asked.given
     draft_tokens = checked_draft_tokens(asked.where, given.get("draft_then_constrain"), given.get("draft_tokens"))
     if asked.spec is None and not asked.has("type"):
         asked.refuse("draft_then_constrain needs a constraint, such as json_schema or type")
-    return with_captures(asked.where, replace(asked.value(), draft_tokens=draft_tokens), asked.spec)
+    return replace(asked.value(), draft_tokens=draft_tokens)
 
 
-def _tool_call(asked: _Asked) -> Expr:
+def _tool_call(asked: _Asked) -> CallExpr:
     """Returns a gen of a call of a tool or, with a type or a constraint, of such a call or a value."""
     has_value = asked.has("type") or asked.spec is not None
     choice = "auto" if has_value and not asked.has("tool_choice") else asked.given.get("tool_choice")
     tools, choice = checked_tools(asked.where, asked.given["tools"], choice)
     sampling = asked.sampling | {"n": 1}
-    if not has_value:
-        return GenToolCall(asked.name, call_options(asked.where, choice, sampling), tools, choice)
-    options = value_or_call_options(asked.where, choice, sampling)
-    value_format = json_value_format(asked.where, asked.given.get("type"), asked.spec)
+    if has_value and choice != "auto":
+        asked.refuse('with type or json_schema, tool_choice must be "auto": a call or a value')
+    options = call_options(asked.where, "required" if has_value else choice, sampling)
+    value_format = json_value_format(asked.where, asked.given.get("type"), asked.spec) if has_value else None
     return GenToolCall(asked.name, options, tools, choice, value_format)
 
 
@@ -171,15 +177,13 @@ def _typed(asked: _Asked, has_reasoning: bool = False) -> Typed[Any]:
 
 
 def _checked_retries(asked: _Asked) -> int:
-    retries = asked.given.get("retries", 0)
-    if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES:
-        asked.refuse(f"retries must be an integer from 0 to {MAX_RETRIES}, not {retries!r:.40}")
+    retries = checked_int(f"{asked.where}: retries", asked.given.get("retries", 0), 0, MAX_RETRIES)
     if retries and asked.has("n"):
         asked.refuse("retries cannot be combined with n; use forks, one for each sample")
     return retries
 
 
-def _choice(asked: _Asked) -> Expr:
+def _choice(asked: _Asked) -> CallExpr:
     """Returns the select of a choice or, with a temperature, a gen that samples one of them."""
     where, name, choices = asked.where, asked.name, asked.given["choices"]
     if asked.spec is not None:
@@ -195,12 +199,13 @@ def _choice(asked: _Asked) -> Expr:
         )
     try:
         temperature, timeout = fields.get("temperature", 0.0), fields.get("timeout_s")
-        return select(name, choices, temperature, method or token_length_normalized, timeout=timeout)
+        scored = select(name, choices, temperature, method or token_length_normalized, timeout=timeout)
+        return cast(CallExpr, scored)
     except InputError as error:
         raise InputError(f"{where}: {str(error).removeprefix(call_label('select', name) + ': ')}") from None
 
 
-def _sampled_choice(asked: _Asked) -> Expr:
+def _sampled_choice(asked: _Asked) -> CallExpr:
     """Returns a gen whose token mask allows only the choices. The longest has at most one token for each byte."""
     choices = checked_choices(asked.where, asked.given["choices"])
     for keyword in ("max_tokens", "min_tokens", *NO_STOP, "ignore_eos", "complete"):

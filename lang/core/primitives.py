@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection
 from typing import Any, TypeAlias, Unpack, overload
 
-from plait.constrained.specs import Spec
 from plait.lang.argument_checks import call_label
-from plait.lang.choices import ChoicesMethod
 from plait.lang.core.expressions import Expr, T, Typed
 from plait.lang.core.gen_forms import REGEX_STRING, build_gen
 from plait.lang.errors import unknown_keyword
-from plait.lang.gen_keywords import FORM_KEYWORDS, GenKeywords, RegexGenKeywords, Stop, TypedGenKeywords
+from plait.lang.gen_keywords import FORM_KEYWORDS, GenKeywords, RegexGenKeywords, Stop, TypedGenKeywords, declares
 from plait.lang.sampling_options import SAMPLING_KEYWORDS
-from plait.lang.tools.make_tools import ToolSource
-from plait.lang.tools.tool import Tool
 
 REGEX_INT = r"[-+]?[0-9]+"
 
@@ -55,6 +51,7 @@ def gen(
     type: None = None,
     **keywords: Unpack[GenKeywords],
 ) -> Expr: ...
+@declares(GenKeywords)
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -64,46 +61,8 @@ def gen(
     stop_token_ids: Collection[int] | None = None,
     stop_regex: Stop | None = None,
     *,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    typical_p: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    repetition_penalty: float | None = None,
-    logit_bias: Mapping[int, float] | None = None,
-    token_healing: bool | None = None,
-    ignore_eos: bool | None = None,
-    seed: int | None = None,
-    same_seed: bool | None = None,
-    timeout: float | None = None,
-    return_logprob: bool | None = None,
-    top_logprobs_num: int | None = None,
-    return_text_in_logprobs: bool | None = None,
-    exact: bool | None = None,
-    particles: int | None = None,
-    regex: str | None = None,
-    json_schema: str | dict[str, Any] | type | None = None,
-    schemas: Mapping[str, str | dict[str, Any] | bool | type] | None = None,
-    ebnf: str | None = None,
-    lark: str | None = None,
-    constraint: Spec | None = None,
-    complete: bool | None = None,
-    choices: Iterable[str] | None = None,
-    choices_method: ChoicesMethod | None = None,
     type: Any = None,
-    dtype: object = None,
-    logprob_start_len: int | None = None,
-    retries: int | None = None,
-    think: bool | str | None = None,
-    think_tokens: int | None = None,
-    draft_then_constrain: bool | None = None,
-    draft_tokens: int | None = None,
-    tools: Iterable[ToolSource] | None = None,
-    tool_choice: str | Callable[..., Any] | Tool | None = None,
-    adapter: str | None = None,
-    **unknown: object,
+    **keywords: Any,
 ) -> Expr:
     """Text sampled by the model, stored as variable `name`. A parameter that is None has the default of `run(...)`.
 
@@ -174,11 +133,13 @@ def gen(
 
     >>> s += "Q: " + question + "\\nA:" + gen("answer", max_tokens=32, stop="\\n")   # doctest: +SKIP
     """
-    given = locals()
     where = call_label("gen", name)
-    for keyword in unknown:
-        raise unknown_keyword(where, keyword, ("name", "type", *FORM_KEYWORDS, *_SAMPLING_KEYWORDS))
-    return build_gen(where, name, given)
+    for keyword in keywords:
+        if keyword not in GenKeywords.__annotations__:
+            raise unknown_keyword(where, keyword, ("name", "type", *FORM_KEYWORDS, *_SAMPLING_KEYWORDS))
+    numbers = {"max_tokens": max_tokens, "min_tokens": min_tokens, "n": n}
+    stops = {"stop": stop, "stop_token_ids": stop_token_ids, "stop_regex": stop_regex}
+    return build_gen(where, name, numbers | stops | {"type": type} | keywords)
 
 
 def gen_int(name: str | None = None, *args: Any, **keywords: Unpack[RegexGenKeywords]) -> Expr:

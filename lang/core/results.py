@@ -149,20 +149,23 @@ class AssignedValue(Segment):
 
 
 class SegmentRange(Segment):
-    """A range of a state's text: a `var_scope`, or the content of a turn."""
+    """A range of a state's text: a `var_scope`, the content of a turn, or what a joined branch has generated."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.parts = self.text_parts = tuple(segments)
 
 
 class ValueList(Segment):
-    """A list of values, in the order of `parts`."""
+    """A list of values, in the order of `parts`: those of a variable in the branches that have it, or samples."""
 
     def __init__(self, parts: Sequence[Segment]) -> None:
         self.parts = tuple(parts)
 
     def value(self) -> list[Any]:
         return [part.value() for part in self.parts]
+
+    def text(self) -> str:
+        return str(self.value()) if self.text_parts is None else super().text()
 
     def meta(self) -> list[Any]:
         return [part.meta() for part in self.parts]
@@ -172,10 +175,11 @@ class ValueList(Segment):
 
 
 class CallSegment(Segment):
-    """The result of one call. Its ProgramError names the program and the variable."""
+    """The result of one call. `value_format`: that of its value, if it has a type. Its ProgramError names the program
+    and the variable."""
 
-    def __init__(self, run: Run, name: str | None, call: Call) -> None:
-        self.call = call
+    def __init__(self, run: Run, name: str | None, call: Call, value_format: ValueFormat | None = None) -> None:
+        self.call, self.value_format = call, value_format
         self.siblings: tuple[CallSegment, ...] = (self,)  # all samples of one gen: the program reads them together
         self.name = name
         self.is_cut_by_budget = False  # whether its max_tokens is what the budget left
@@ -279,8 +283,7 @@ class GenResult(CallSegment):
     """Sampled text. Its value is the text, or the object that `value_format` parses from it (once)."""
 
     def __init__(self, run: Run, name: str | None, call: Call, value_format: ValueFormat | None = None) -> None:
-        super().__init__(run, name, call)
-        self.value_format = value_format
+        super().__init__(run, name, call, value_format)
         self._value: Any = _NOT_PARSED
 
     def value(self) -> Any:
@@ -326,10 +329,6 @@ class GenResult(CallSegment):
 
 class SelectResult(CallSegment):
     """The best-scored choice of a select."""
-
-    def __init__(self, run: Run, name: str | None, call: Call, value_format: ValueFormat | None = None) -> None:
-        super().__init__(run, name, call)
-        self.value_format = value_format
 
     def value(self) -> Any:
         return self.text() if self.value_format is None else self.value_format.read(self.text())

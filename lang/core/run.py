@@ -11,15 +11,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import msgspec
+
 from plait.lang.budget import Budget, BudgetExceeded, BudgetTracker
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.sampling_options import Options
-from plait.runtime.errors import Aborted, InputError
+from plait.runtime.errors import Aborted, DeadlineExceeded, InputError
 
 if TYPE_CHECKING:
     from plait.lang.core.results import CallSegment
     from plait.runtime.client.deferred_session import DeferredSession
     from plait.runtime.programs.backend import BackendClient, BackendSession
+    from plait.runtime.sampling_params import SamplingParams
     from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 S = TypeVar("S", bound="BackendSession")
@@ -137,6 +140,16 @@ class Run:
             self.budget_tracker.count_tokens(call_segment.call)
         if self.aborted:  # meanwhile, by another thread
             call_segment.call.abort()
+
+    def limited_params(self, params: SamplingParams, ends_at: float | None, too_late: str) -> SamplingParams:
+        """Returns the parameters of one of several calls that are a gen together: with the time that is left until
+        `ends_at` (by time.monotonic()), and within the budget. Raises DeadlineExceeded with the text `too_late`."""
+        if ends_at is not None:
+            seconds_left = ends_at - time.monotonic()
+            if seconds_left <= 0:
+                raise DeadlineExceeded(too_late)
+            params = msgspec.structs.replace(params, timeout_s=seconds_left)
+        return params if self.budget_tracker is None else self.budget_tracker.limit_params(params)
 
     def call_segments(self) -> list[CallSegment]:
         return list(self._call_segments)

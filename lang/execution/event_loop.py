@@ -25,19 +25,8 @@ async def run_async(execution: Execution) -> ProgramState:
 
     If the task is cancelled, the program's calls are aborted.
     """
-    await _run_to_end(execution)
+    await run_on_loop(execution)
     execution.run.raise_if_failed()
-    return execution.state
-
-
-async def run_batch_item(execution: Execution) -> ProgramState:
-    """Like `run_async`, for a batch item: an error is stored in the state and not raised."""
-    await _run_to_end(execution)
-    try:
-        if execution.on_done is not None:
-            execution.on_done(execution.state)
-    except Exception as error:  # of the checkpoint: it fails the item, not the batch
-        execution.fail(error)
     return execution.state
 
 
@@ -50,9 +39,14 @@ async def run_all_async(
 
         async def run_one(execution: Execution) -> ProgramState:
             async with semaphore:
-                state = await run_batch_item(execution)
+                await run_on_loop(execution)
+            try:
+                if execution.on_done is not None:
+                    execution.on_done(execution.state)
+            except Exception as error:  # of the checkpoint: it fails the item, not the batch
+                execution.fail(error)
             step()
-            return state
+            return execution.state
 
         return list(await asyncio.gather(*map(run_one, executions)))
 
@@ -67,31 +61,12 @@ def start(execution: Execution) -> AsyncState:
     """
     from plait.lang.states.async_state import AsyncState
 
-    task = asyncio.get_running_loop().create_task(_run_to_end(execution))
+    task = asyncio.get_running_loop().create_task(run_on_loop(execution))
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
     state = AsyncState(execution.branch, is_external=True)
     abort_when_dropped(state, execution.run)
     return state
-
-
-def run_in_new_loop(execution: Execution) -> ProgramState:
-    """Runs an async body for a caller without an event loop."""
-    require_no_running_loop()
-    return asyncio.run(run_async(execution))
-
-
-def run_all_in_new_loop(
-    executions: Sequence[Execution], concurrency: int | None, progress_bar: bool
-) -> list[ProgramState]:
-    """`run_all_async` for a caller without an event loop."""
-    require_no_running_loop()
-    return asyncio.run(run_all_async(executions, concurrency, progress_bar))
-
-
-def start_loop_thread(execution: Execution) -> ProgramState:
-    """Starts an async body on an event loop in a separate thread. Returns at once, like `Execution.start`."""
-    return execution.start(lambda: asyncio.run(_run_to_end(execution)))
 
 
 def checked_concurrency(value: object) -> int | None:
@@ -101,7 +76,7 @@ def checked_concurrency(value: object) -> int | None:
     return value
 
 
-async def _run_to_end(execution: Execution) -> None:
+async def run_on_loop(execution: Execution) -> None:
     """Runs the body and waits for all its calls. An Exception is stored in the run."""
     await execution.run_to_end(lambda: _run_body(execution), execution.run.wait_and_raise_async)
 

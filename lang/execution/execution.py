@@ -6,6 +6,7 @@ pass through, after the calls of the program were aborted.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from plait.lang.core.run import Run
 from plait.lang.core.waiting import finish, value_of
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.execution.dropped_states import abort_when_dropped
+from plait.lang.execution.event_loop import require_no_running_loop, run_on_loop
 from plait.lang.program_arguments import named_arguments
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import error_location
@@ -55,7 +57,8 @@ class Execution:
         self.is_async = inspect.iscoroutinefunction(body)
 
     def run_to_completion(self) -> ProgramState:
-        """Runs the body in this thread and waits for all calls. Raises ProgramError if the body or a call failed."""
+        """Runs the body in this thread and waits for all calls. Raises ProgramError if the body or a call failed, and
+        InputError for an async body if an event loop runs in this thread."""
         self._run_to_end()
         self.run.raise_if_failed()
         return self.state
@@ -70,21 +73,10 @@ class Execution:
             self.fail(error)
         return self.state
 
-    def run_batch_item_any(self) -> ProgramState:
-        """`run_batch_item` for plain and async bodies, in a thread without an event loop."""
-        if self.is_async:
-            import asyncio
-
-            from plait.lang.execution.event_loop import run_batch_item
-
-            return asyncio.run(run_batch_item(self))
-        return self.run_batch_item()
-
-    def start(self, target: Callable[[], None] | None = None) -> ProgramState:
-        """Runs the body in a separate thread, with `target` if given. Returns at once. The program ends when the
-        returned state is dropped."""
-        name = f"plait program {self.run.program}"
-        threading.Thread(target=target or self._run_in_thread, name=name, daemon=True).start()
+    def start(self) -> ProgramState:
+        """Runs the body in a separate thread. Returns at once. The program ends when the returned state is dropped."""
+        name, target = f"plait program {self.run.program}", self._run_to_end if self.is_async else self._run_in_thread
+        threading.Thread(target=target, name=name, daemon=True).start()
         state = ProgramState(self.branch, is_external=True)  # the thread refers to the other one
         abort_when_dropped(state, self.run)
         return state
@@ -102,8 +94,13 @@ class Execution:
             self.run.end()
 
     def _run_to_end(self) -> None:
-        """Runs the body in this thread and waits for all its calls. An Exception is stored in the run."""
-        finish(self.run_to_end(self.run_body, self.run.wait_and_raise))
+        """Runs the body in this thread, an async one on a new event loop, and waits for all its calls. An Exception is
+        stored in the run."""
+        if self.is_async:
+            require_no_running_loop()
+            asyncio.run(run_on_loop(self))
+        else:
+            finish(self.run_to_end(self.run_body, self.run.wait_and_raise))
 
     async def run_to_end(self, run_body: Callable[[], Any], wait: Callable[[], Any]) -> None:
         """Runs the body, then waits for all its calls. Either may return an awaitable. An Exception is stored in the

@@ -36,7 +36,7 @@ def iter_in_order(executions: Sequence[Execution], workers: int, progress_bar: b
     unfinished = set(range(len(executions)))
     with progress(len(executions), progress_bar) as step:
         try:
-            futures = [pool.submit(execution.run_batch_item_any) for execution in executions]
+            futures = [pool.submit(execution.run_batch_item) for execution in executions]
             for future in futures:
                 future.add_done_callback(step)
             for index, future in enumerate(futures):

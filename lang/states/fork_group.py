@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from plait.lang.core.expressions import Expr
 from plait.lang.display.texts import forks_html, states_html
-from plait.lang.html.shown_list import ShownList
+from plait.lang.html.render import ShownList
 from plait.lang.states.base_state import BaseState
 from plait.runtime.errors import InputError
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from plait.lang.cluster.prefix_groups import num_common_chars
 from plait.lang.testing.text_client import Asked, Outcome
 from plait.runtime.call_reports import Usage
 from plait.runtime.errors import CallFailed, call_failed
@@ -69,7 +70,7 @@ def outcome_record(outcome: Outcome) -> dict[str, Any]:
         "finish_reason": outcome.finish_reason,
         "matched": outcome.matched,
         "usage": None if outcome.usage is None else msgspec.structs.asdict(outcome.usage),
-        "num_tokens": len(outcome.token_ids or ()),
+        "num_tokens": outcome.num_tokens or 0,
         "meta": outcome.extra_meta,
     }
 
@@ -91,7 +92,7 @@ def parse_outcome(line: dict[str, Any]) -> Outcome:
         finish_reason=line["finish_reason"],
         matched=line["matched"],
         usage=msgspec.convert(list(line["usage"].values()), Usage) if line["usage"] else None,
-        token_ids=(-1,) * line["num_tokens"],
+        num_tokens=line["num_tokens"],
         extra_meta=extra_meta,
     )
 
@@ -102,7 +103,7 @@ def differences(recorded: dict[str, Any], asked: dict[str, Any]) -> list[str]:
     if recorded["name"] != asked["name"]:
         phrases.append(f"the variable: recorded {recorded['name']!r}, now {asked['name']!r}")
     if recorded["prompt"] != asked["prompt"]:
-        start = common_prefix_length(recorded["prompt"], asked["prompt"])
+        start = num_common_chars(recorded["prompt"], asked["prompt"])
         before = asked["prompt"][max(0, start - 30) : start]
         was, now = recorded["prompt"][start : start + 40], asked["prompt"][start : start + 40]
         phrases.append(f"the prompt, from character {start} on, after {before!r}: recorded {was!r}, now {now!r}")
@@ -115,15 +116,6 @@ def differences(recorded: dict[str, Any], asked: dict[str, Any]) -> list[str]:
         if was != now:
             phrases.append(f"{name}: recorded {was!r:.200}, now {now!r:.200}")
     return phrases
-
-
-def common_prefix_length(first: str, second: str) -> int:
-    """Returns the length of the longest common prefix, by binary search."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if first[:middle] == second[:middle] else (low, middle - 1)
-    return low
 
 
 def _tuples(value: Any) -> Any:

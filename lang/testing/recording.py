@@ -100,8 +100,8 @@ class Recording(BackendOfBlock):
         else:
             meta = choice_meta(result, call.scored_choices, tokenizer)
         extra_meta = {name: value for name, value in meta.items() if name not in ("finish_reason", *_USAGE)}
-        ids = tuple(result.token_ids)
-        return Outcome(result.text, result.finish_reason, result.matched, result.usage, ids, extra_meta or None)
+        num_tokens = len(result.token_ids)
+        return Outcome(result.text, result.finish_reason, result.matched, result.usage, num_tokens, extra_meta or None)
 
     def _write(self, line: dict[str, Any]) -> None:
         with self._lock:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from plait.lang.backends.default_backend import Backend, BackendOfBlock
+from plait.lang.cluster.prefix_groups import num_common_chars
 from plait.lang.testing.record_format import (
     VERSION,
     call_record,
-    common_prefix_length,
     differences,
     parse_outcome,
     record_key,
@@ -96,7 +96,7 @@ class Replay(BackendOfBlock, TextClient):
             return (
                 recorded_line["name"] == line["name"],
                 recorded_line["prompt"] == line["prompt"],
-                common_prefix_length(recorded_line["prompt"], line["prompt"]),
+                num_common_chars(recorded_line["prompt"], line["prompt"]),
             )
 
         nearest = max(same_kind, key=similarity)

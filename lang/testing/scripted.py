@@ -58,7 +58,7 @@ class Scripted(BackendOfBlock, TextClient):
         self.asked: list[Asked] = []
         self._lock = threading.Lock()
         self._errors: list[ScriptError] = []
-        self._function, self._remaining, self._reusable = _parse_script(answers)
+        self._function, self._answers = _parse_script(answers)
 
     def answer(self, asked: Asked) -> Outcome:
         if asked.choices is None and asked.params.max_tokens == 0:  # the call only computes its prompt
@@ -75,8 +75,9 @@ class Scripted(BackendOfBlock, TextClient):
         """Raises ScriptError for the first call without a valid answer, otherwise for answers that no call used."""
         if self._errors:
             raise ScriptError(str(self._errors[0]))
-        unused = [f"{len(answers)} of {key}" for key, answers in self._remaining.items() if answers]
-        unused += [f"those of {key}" for key, answer in self._reusable.items() if isinstance(answer, _NeverUsed)]
+        unused = [f"{len(left)} of {key}" for key, left in self._answers.items() if isinstance(left, list) and left]
+        reusable = [(key, answer) for key, answer in self._answers.items() if isinstance(answer, _Reusable)]
+        unused += [f"those of {key}" for key, answer in reusable if not answer.is_used]
         if unused:
             raise ScriptError(f"answers that no call used: {', '.join(unused)}; the calls were {self._calls()}")
 
@@ -100,22 +101,16 @@ class Scripted(BackendOfBlock, TextClient):
     def _next(self, asked: Asked) -> Any:
         if self._function is not None:
             return self._function
-        key = _ORDER if _ORDER in self._remaining else _key(asked.name)
-        if key in self._reusable:
-            reusable = self._reusable[key]
-            answer = self._reusable[key] = reusable.value if isinstance(reusable, _NeverUsed) else reusable
-            return answer
-        if self._remaining.get(key):
-            return self._remaining[key].pop(0)
-        reason = (
-            f"all of its answers are used: {self._calls()}"
-            if key in self._remaining
-            else f"it has answers for {self._names()}"
-        )
+        key = _ORDER if _ORDER in self._answers else _key(asked.name)
+        answers = self._answers.get(key)
+        if isinstance(answers, _Reusable):
+            answers.is_used = True
+            return answers.value
+        if answers:
+            return answers.pop(0)
+        known = ", ".join(self._answers) or "nothing"
+        reason = f"it has answers for {known}" if answers is None else f"all of its answers are used: {self._calls()}"
         raise ScriptError(f"the script has no answer for {describe_call(asked)}, call {len(self.asked)}; {reason}")
-
-    def _names(self) -> str:
-        return ", ".join([*self._remaining, *self._reusable]) or "nothing"
 
     def _calls(self) -> str:
         return ", ".join(describe_call(asked) for asked in self.asked) or "none"
@@ -124,36 +119,32 @@ class Scripted(BackendOfBlock, TextClient):
 _ORDER = "the list"
 
 
-@dataclass(frozen=True)
-class _NeverUsed:
-    """A reusable answer that no call has used yet."""
+@dataclass
+class _Reusable:
+    """An answer that all calls of a variable get."""
 
     value: Any
+    is_used: bool = False
 
 
 def _key(name: str | None) -> str:
     return repr(name)
 
 
-def _parse_script(
-    answers: Any,
-) -> tuple[Callable[[Asked], Any] | None, dict[str, list[Any]], dict[str, Any]]:
-    """Returns (the function for all calls, answers by variable to be used once, answers by variable to be reused)."""
+def _parse_script(answers: Any) -> tuple[Callable[[Asked], Any] | None, dict[str, list[Any] | _Reusable]]:
+    """Returns the function for all calls, or else the answers by variable."""
     if isinstance(answers, Mapping):
-        remaining: dict[str, list[Any]] = {}
-        reusable: dict[str, Any] = {}
+        by_variable: dict[str, list[Any] | _Reusable] = {}
         for name, answer in answers.items():
             if name is not None and not isinstance(name, str):
                 raise InputError(f"Scripted: the keys of answers are names of variables, not {name!r:.80}")
-            if isinstance(answer, Always):
-                reusable[_key(name)] = _NeverUsed(answer.value)
-            elif callable(answer) and not isinstance(answer, type):
-                reusable[_key(name)] = _NeverUsed(answer)
+            if isinstance(answer, Always) or (callable(answer) and not isinstance(answer, type)):
+                by_variable[_key(name)] = _Reusable(answer.value if isinstance(answer, Always) else answer)
             else:
-                remaining[_key(name)] = list(answer) if isinstance(answer, list) else [answer]
-        return None, remaining, reusable
+                by_variable[_key(name)] = list(answer) if isinstance(answer, list) else [answer]
+        return None, by_variable
     if isinstance(answers, Sequence) and not isinstance(answers, str):
-        return None, {_ORDER: list(answers)}, {}
+        return None, {_ORDER: list(answers)}
     if callable(answers):
-        return answers, {}, {}
+        return answers, {}
     raise InputError(f"Scripted takes a dict, a list or a function, not {answers!r:.80}")

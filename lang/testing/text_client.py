@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import tokenizers
 
 from plait.constrained.specs import Spec
-from plait.lang.backends.without_runtime import ClientWithoutRuntime, SessionWithoutRuntime, refuse_adapter
+from plait.lang.backends.without_runtime import CallRequest, ClientWithoutRuntime, SessionWithoutRuntime, TextCall
 from plait.runtime.call_reports import Usage
-from plait.runtime.client.call import Call, CallResult
+from plait.runtime.client.call import Call
 from plait.runtime.client.client import server_info
-from plait.runtime.client.session import check_fork_size
-from plait.runtime.errors import Aborted, CallFailed, InputError
+from plait.runtime.errors import CallFailed, InputError
 from plait.runtime.messages import PROTOCOL, FinishReason, SelectMethod, Status, Welcome
-from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
+from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.definition import AddedToken, Backends, TokenizerDefinition, unicode_to_byte
-from plait.runtime.tokenizer.detokenizer import Detokenizer
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 _WORD = re.compile(r"\s*\S+|\s+\Z")
@@ -53,49 +51,20 @@ class Asked:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a call. `extra_meta`: additional meta info. The text is streamed word by word."""
+    """The result of a call. `num_tokens`: if not those of the usage. `extra_meta`: additional meta info. The text is
+    streamed word by word."""
 
     text: str
     finish_reason: FinishReason = "stop"
     matched: str | int | None = None
     usage: Usage | None = None
-    token_ids: tuple[int, ...] | None = None
+    num_tokens: int | None = None
     extra_meta: dict[str, Any] | None = None
     lenient_constraint: Spec | None = None
 
 
-class TextCall(Call):
-    """A call that is answered with text."""
-
-    def __init__(self, call_id: int, detokenizer: Detokenizer, timeout_s: float | None) -> None:
-        super().__init__(call_id, detokenizer, lambda: self.on_failed(Aborted("the call was aborted")), timeout_s)
-
-    def answer(self, outcome: Outcome, usage: Usage) -> None:
-        """Ends the call with `outcome`."""
-        ids = list(outcome.token_ids if outcome.token_ids is not None else range(usage.completion_tokens))
-        result = CallResult(
-            outcome.text,
-            outcome.finish_reason,
-            usage,
-            outcome.matched,
-            ids,
-            extra_meta=outcome.extra_meta,
-            lenient_constraint=outcome.lenient_constraint,
-        )
-        with self._changed:
-            self._pieces.extend(words(outcome.text))
-            self._token_ids.extend(ids)
-            self._result = result
-            self._notify()
-
-
 class TextClient(ClientWithoutRuntime):
-    """A client without a runtime. Subclasses implement `answer`, which returns the result of each call.
-
-    has_adapters: whether calls may name one.
-    """
-
-    has_adapters = False
+    """A client without a runtime. Subclasses implement `answer`, which returns the result of each call."""
 
     def __init__(self, tokenizer: Tokenizer, model_path: str, context_length: int = 1 << 20) -> None:
         super().__init__(Welcome(PROTOCOL, model_path, 1 << 31, context_length, 0), tokenizer)
@@ -130,7 +99,7 @@ class TextSession(SessionWithoutRuntime):
         failed: CallFailed | None = None,
         adapter: str = "",
     ) -> None:
-        super().__init__()
+        super().__init__(client)
         self._client, self._adapter = client, adapter
         self._text = text
         self._num_words_seen = seen
@@ -150,39 +119,14 @@ class TextSession(SessionWithoutRuntime):
             raise InputError(f"a session's text must be str, not {type(text).__name__}")
         self._text += text
 
-    def generate(self, params: SamplingParams, constraint: Spec | None = None, trailing_text: str = "") -> Call:
-        """`trailing_text` is always empty, since the client does not take it."""
-        check_sampling(params)
-        if params.complete and constraint is None:
-            raise InputError("complete needs a constraint, which defines when a value is complete")
-        self._require_text("gen")
-        return self._begin(Asked(self._name, self._text, params, constraint, adapter=self._adapter), params.timeout_s)
-
-    def select(
-        self,
-        choices: Sequence[str],
-        method: SelectMethod = "token_length_normalized",
-        timeout_s: float | None = None,
-        seed: int | None = None,
-    ) -> Call:
-        if method not in get_args(SelectMethod):
-            raise InputError(f"unknown select method {method!r:.80}; known are: {', '.join(get_args(SelectMethod))}")
-        params = sampling_params(timeout_s=timeout_s, seed=seed)
-        self._require_text("select")
-        asked = Asked(self._name, self._text, params, None, tuple(choices), method, self._adapter)
-        return self._begin(asked, timeout_s)
-
-    def fork(self, size: int, adapter: str | None = None) -> list[TextSession]:
-        check_fork_size(size)
-        if not self._client.has_adapters:
-            refuse_adapter(adapter)
-        self._require_open()
+    def _children(self, size: int, adapter: str | None) -> list[TextSession]:
         state = self._client, self._text, self._num_words_seen, self._failed
         return [TextSession(*state, self._adapter if adapter is None else adapter) for _ in range(size)]
 
-    def _begin(self, asked: Asked, timeout_s: float | None) -> Call:
+    def _begin(self, request: CallRequest) -> Call:
+        asked = Asked(self._name, self._text, *request, self._adapter)
         self._name = None
-        call = TextCall(self._client.next_id(), Detokenizer(self._client.tokenizer.vocabulary), timeout_s)
+        call = TextCall(self._client, request.params.timeout_s)
         try:
             self._raise_if_failed()
             outcome = self._client.answer(asked)
@@ -190,7 +134,11 @@ class TextSession(SessionWithoutRuntime):
             self._failed = self._failed or error
             call.on_failed(error)
             return call
-        call.answer(outcome, outcome.usage or self._usage(asked, outcome.text))
+        usage = outcome.usage or self._usage(asked, outcome.text)
+        num_tokens = usage.completion_tokens if outcome.num_tokens is None else outcome.num_tokens
+        call.on_text(*words(outcome.text), num_tokens=num_tokens)
+        reason, matched = outcome.finish_reason, outcome.matched
+        call.on_result(reason, usage, matched, outcome.extra_meta, outcome.lenient_constraint)
         self._text += outcome.text
         self._num_words_seen = len(words(self._text))
         return call

@@ -75,7 +75,8 @@ def checked_tools(where: str, sources: object, choice: object) -> tuple[tuple[To
 
 
 def call_options(where: str, choice: ToolChoice, sampling: dict[str, Any]) -> Options:
-    """Returns the options of a gen with tools. A required call is complete and has no stop strings.
+    """Returns the options of a gen with tools. A required call, and a call or a value, is complete and has no stop
+    strings.
 
     Raises InputError, beginning with `where`, for a keyword that has no effect with tools.
     """
@@ -89,16 +90,6 @@ def call_options(where: str, choice: ToolChoice, sampling: dict[str, Any]) -> Op
             raise InputError(f'{where}: complete needs tool_choice="required", since "auto" allows free text')
         return make_options(where, **sampling)
     return make_options(where, **(sampling | NO_STOP | {"complete": sampling.get("complete") is not False}))
-
-
-def value_or_call_options(where: str, choice: ToolChoice, sampling: dict[str, Any]) -> Options:
-    """Returns the options of a gen of a call or a value: it is complete and has no stop strings, like a required call.
-
-    Raises InputError, beginning with `where`, for a keyword that has no effect, and for a choice without the value.
-    """
-    if choice != "auto":
-        raise InputError(f'{where}: with type or json_schema, tool_choice must be "auto": a call or a value')
-    return call_options(where, "required", sampling)
 
 
 def tool_call_format(
@@ -127,11 +118,6 @@ def tool_call_format(
     name = "call of a tool" if value is None else f"call of a tool or {value.type_name}"
     plain = ToolCallFormat(name, spec, _nothing, None, is_free, tools=tools, form=form, value=value)
     return replace(plain, read=plain.read_call)
-
-
-def stop_after_call(options: Options) -> Options:
-    """Returns `options` with the stop string that ends the text after its first call."""
-    return replace(options, fields={**options.fields, "stop": (CALL_END_MARKER,)})
 
 
 def _nothing(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plait.lang.core.branch import Branch
 from plait.lang.core.expressions import CallExpr, Expr, Gen, GenToolCall, RoleBegin, RoleEnd, Text
@@ -17,7 +17,7 @@ from plait.lang.tracing.traced_value import TracedValue, resolve_value
 
 if TYPE_CHECKING:
     from plait.lang.states.state import ProgramState
-    from plait.lang.tracing.graph_executor import GraphRun
+    from plait.lang.tracing.graph import GraphRun
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,57 +79,6 @@ class Append(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class SetVariable(Node):
-    """`s[name] = value`."""
-
-    name: str
-    value: Any
-
-    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        s._branch.assign(self.name, resolve_value(self.value, graph_run))
-        graph_run.save_result(number, self.name, s)
-
-    def describe(self) -> str:
-        return f"set {self.name} = {short(describe_value(self.value))}"
-
-
-@dataclass(frozen=True, eq=False)
-class BeginScope(Node):
-    """`with s.var_scope(name)` begins."""
-
-    name: str
-
-    @property
-    def nesting(self) -> int:
-        return 1
-
-    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        graph_run.step_outputs[number] = s._branch.begin_scope(self.name)
-
-    def describe(self) -> str:
-        return f"scope {self.name}"
-
-
-@dataclass(frozen=True, eq=False)
-class EndScope(Node):
-    """The scope that step `begin` began ends: the text since then is the variable."""
-
-    name: str
-    begin: int
-
-    @property
-    def nesting(self) -> int:
-        return -1
-
-    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        s._branch.end_scope(self.name, graph_run.step_outputs[self.begin])
-        graph_run.save_result(number, self.name, s)
-
-    def describe(self) -> str:
-        return f"end of scope {self.name}"
-
-
-@dataclass(frozen=True, eq=False)
 class ForkInto(Node):
     """A fork into these branches."""
 
@@ -176,65 +125,59 @@ class Adopt(Node):
         return f"continue as branch {self.index}"
 
 
-@dataclass(frozen=True, eq=False)
-class Read(Node):
-    """The body reads the text, the messages or the usage of a state."""
+class Action(NamedTuple):
+    """What a step does on the state of its branch, besides appending, forking and joining. `do(graph_run, state, name,
+    value)` does it. `label`: of the step in a drawing, from its name and value. `nesting`: as of a node."""
 
-    what: Literal["text", "messages", "usage"]
-
-    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        graph_run.step_outputs[number] = _READS[self.what](s._branch)
-
-    def describe(self) -> str:
-        return f"read the {self.what}"
+    label: str
+    do: Callable[[GraphRun, ProgramState, Any, Any], Any]
+    nesting: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class RunTool(Node):
-    """Runs the tool that variable `name` calls, and appends its result. `timeout` is in seconds."""
-
-    name: str
-    timeout: float | None = None
-
-    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        graph_run.step_outputs[number] = s.call(self.name, self.timeout)
-
-    def describe(self) -> str:
-        return f"run the tool of {self.name}"
-
-
-@dataclass(frozen=True, eq=False)
-class AppendToolResult(Node):
-    """Appends a value as the result of the call in variable `name`, which the program ran itself."""
-
-    name: str
-    value: Any
-
-    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        graph_run.step_outputs[number] = s.tool_result(self.name, resolve_value(self.value, graph_run))
-
-    def describe(self) -> str:
-        return f"result of {self.name} = {short(describe_value(self.value))}"
-
-
-@dataclass(frozen=True, eq=False)
-class Cancel(Node):
-    """Ends the branch, or the call of variable `name`."""
-
-    name: str | None
-
-    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        s.cancel() if self.name is None else s.abort(self.name)
-
-    def describe(self) -> str:
-        return f"end {self.name or 'this text'}"
-
+ACTIONS = {
+    "set": Action("set {0} = {1}", lambda _, s, name, value: s._branch.assign(name, value)),
+    "begin scope": Action("scope {0}", lambda _, s, name, __: s._branch.begin_scope(name), 1),
+    "end scope": Action("end of scope {0}", lambda run, s, name, begin: _end_scope(run, s, name, begin), -1),
+    "read": Action("read the {0}", lambda _, s, what, __: _READS[what](s._branch)),
+    "run tool": Action("run the tool of {0}", lambda _, s, name, timeout: s.call(name, timeout)),
+    "append result": Action("result of {0} = {1}", lambda _, s, name, value: s.tool_result(name, value)),
+    "end": Action("end {0}", lambda _, s, name, __: s.cancel() if name is None else s.abort(name)),
+}
+"""`s[name] = value`; the beginning of a scope, and its end, whose value is the step that began it; a read of the text,
+the messages or the usage; a call of a tool, whose value is the timeout in seconds; the result of a tool that the
+program ran itself; the end of a call, or of the branch if there is no name."""
 
 _READS: dict[str, Callable[[Branch], Any]] = {
     "text": Branch.read_text,
     "messages": Branch.read_messages,
     "usage": Branch.read_usage,
 }
+
+
+def _end_scope(graph_run: GraphRun, s: ProgramState, name: str, begin: int) -> None:
+    s._branch.end_scope(name, graph_run.step_outputs[begin])
+
+
+@dataclass(frozen=True, eq=False)
+class Act(Node):
+    """Does one of ACTIONS with what is called `name`, which it may set."""
+
+    action: str
+    name: str | None
+    value: Any = None
+
+    @property
+    def nesting(self) -> int:
+        return ACTIONS[self.action].nesting
+
+    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
+        value = resolve_value(self.value, graph_run)
+        graph_run.step_outputs[number] = ACTIONS[self.action].do(graph_run, s, self.name, value)
+        if self.name is not None and self.name in s._branch.variables:
+            graph_run.save_result(number, self.name, s)
+
+    def describe(self) -> str:
+        return ACTIONS[self.action].label.format(self.name or "this text", short(describe_value(self.value)))
 
 
 def following_steps(nodes: Sequence[Node], number: int) -> list[Append]:
@@ -257,7 +200,7 @@ def traced_values_in(node: Node) -> tuple[TracedValue, ...]:
     """Returns the traced values that a step uses."""
     if isinstance(node, Append) and isinstance(node.expr, TracedValue):
         return (node.expr,)
-    if isinstance(node, SetVariable | AppendToolResult):
+    if isinstance(node, Act):
         values = node.value if isinstance(node.value, list | tuple) else (node.value,)
         return tuple(value for value in values if isinstance(value, TracedValue))
     return ()

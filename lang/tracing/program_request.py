@@ -15,7 +15,7 @@ from plait.lang.argument_checks import keyword_of
 from plait.lang.core.expressions import Gen, RoleBegin, RoleEnd, Select, Text
 from plait.lang.errors import CompileError, Problem
 from plait.lang.sampling_options import Options
-from plait.lang.tracing.nodes import Adopt, Append, ForkInto, Join, Node, Read, following_steps
+from plait.lang.tracing.nodes import Act, Adopt, Append, ForkInto, Join, Node, following_steps
 from plait.lang.tracing.traced_value import Argument, NodeOutput, TracedValue
 from plait.runtime.errors import InputError
 from plait.runtime.programs.variables import gather_variables
@@ -111,10 +111,10 @@ class _Writer:
                 writer.forked = node.branches
             case Join(winners=None) if node.branches == writer.forked:
                 self._join(node, writer)
-            case Read():
-                self._refuse(node, f"the {node.what} of a state is read")
+            case Act(action=action, name=name):
+                self._refuse(node, _REASON_OF_ACTION[action].format(name))
             case _:
-                self._refuse(node, _REASON_OF_NODE.get(type(node).__name__, "this step"))
+                self._refuse(node, _REASON_OF_NODE[type(node).__name__])
 
     def _call(self, number: int, node: Append, writer: _BranchWriter) -> dict[str, Any]:
         expr, n = node.expr, 1
@@ -182,13 +182,17 @@ class _Writer:
 
 _REASON_OF_NODE = {
     "Append": "tools, named groups and separate_reasoning run in Python only",
-    "SetVariable": "the body sets a variable",
-    "BeginScope": "it uses var_scope",
     "Join": "a race, or branches that are not joined right after their fork",
     "Adopt": "a branch is adopted",
-    "RunTool": "a tool is run",
-    "AppendToolResult": "the result of a tool is appended",
-    "Cancel": "a call or a text is ended early",
+}
+_REASON_OF_ACTION = {
+    "set": "the body sets a variable",
+    "begin scope": "it uses var_scope",
+    "end scope": "it uses var_scope",
+    "read": "the {} of a state is read",
+    "run tool": "a tool is run",
+    "append result": "the result of a tool is appended",
+    "end": "a call or a text is ended early",
 }
 
 

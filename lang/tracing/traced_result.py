@@ -14,26 +14,21 @@ if TYPE_CHECKING:
 
 
 class TracedResult(Segment):
-    """The future result of a step. If `result.sample` is None and n > 1, the value is a list of n."""
+    """The future result of a step. If `result.sample` is None and n > 1, the value is a list of n. `base`: its traced
+    value, if it is not the one that the step gives."""
 
     def __init__(
-        self, traced_run: TracedRun, branch_id: int, base: TracedValue, result: NodeOutput, n: int = 1
-    ) -> None:
-        self.base, self.result, self.n = base, result, n
-        self._traced_run, self._branch_id = traced_run, branch_id
-
-    @classmethod
-    def of_call(
-        cls,
+        self,
         traced_run: TracedRun,
         branch_id: int,
-        node: int,
-        name: str | None,
+        result: NodeOutput,
         n: int = 1,
         value_format: ValueFormat | None = None,
-    ) -> TracedResult:
-        result = NodeOutput(node, name)
-        return cls(traced_run, branch_id, make_traced_value(traced_run, result, value_format), result, n)
+        base: TracedValue | None = None,
+    ) -> None:
+        self.base = base if base is not None else make_traced_value(traced_run, result, value_format)
+        self.result, self.n = result, n
+        self._traced_run, self._branch_id = traced_run, branch_id
 
     @property
     def value_format(self) -> ValueFormat | None:

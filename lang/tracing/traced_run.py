@@ -29,22 +29,9 @@ from plait.lang.core.run import Run
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import caller_location
 from plait.lang.tools.call_format import ToolCallFormat, tool_call_format
-from plait.lang.tracing.nodes import (
-    Adopt,
-    Append,
-    AppendToolResult,
-    BeginScope,
-    Cancel,
-    EndScope,
-    ForkInto,
-    Join,
-    Node,
-    Read,
-    RunTool,
-    SetVariable,
-)
+from plait.lang.tracing.nodes import Act, Adopt, Append, ForkInto, Join, Node
 from plait.lang.tracing.traced_result import TracedResult
-from plait.lang.tracing.traced_value import EvaluationContext, NodeOutput, Placeholders, TracedValue
+from plait.lang.tracing.traced_value import NodeOutput, Placeholders, TracedValue
 from plait.runtime.client.session import check_fork_size
 from plait.runtime.errors import InputError
 from plait.runtime.programs.branch import ForkPoint
@@ -122,7 +109,7 @@ class TracedBranch(Branch):
                 self._append_text(piece)
                 continue
             number = self._add_step(piece)
-            self.add_segment(TracedResult(self.run, self.branch_id, piece, NodeOutput(number, None)))
+            self.add_segment(TracedResult(self.run, self.branch_id, NodeOutput(number, None), base=piece))
 
     def begin_call(self, expr: CallExpr, following: Sequence[Step] = ()) -> None:
         """Records a call. Raises InputError for what a run would refuse as well, such as an empty prompt."""
@@ -135,13 +122,14 @@ class TracedBranch(Branch):
             _, n = gen.options.merged_over(self.run.defaults)
         if isinstance(gen, GenToolCall):
             value_format = tool_call_format(gen.tools, gen.choice, value=gen.value_format)
-        result = TracedResult.of_call(self.run, self.branch_id, self._add_step(expr), gen.name, n, value_format)
+        output = NodeOutput(self._add_step(expr), gen.name)
+        result = TracedResult(self.run, self.branch_id, output, n, value_format)
         self.add_segment(result)
         if gen.name is not None:
             self.variables[gen.name] = result
         for name in expr._variables:
             if name != gen.name:
-                self.variables[name] = TracedResult.of_call(self.run, self.branch_id, result.result.node, name, n)
+                self.variables[name] = TracedResult(self.run, self.branch_id, NodeOutput(output.node, name), n)
 
     # -- the methods of `Branch`, recorded --------------------------------------------------------
 
@@ -176,24 +164,25 @@ class TracedBranch(Branch):
     def assign(self, name: str, value: Any) -> None:
         if not isinstance(value, TracedValue):
             super().assign(name, value)
-        number = self._add_step(SetVariable, name, value)
+        number = self._add_step(Act, "set", name, value)
         if isinstance(value, TracedValue):
-            self.set(name, TracedResult(self.run, self.branch_id, value, NodeOutput(number, name)))
+            self.set(name, TracedResult(self.run, self.branch_id, NodeOutput(number, name), base=value))
 
     def begin_scope(self, name: str) -> int:
-        number = self._add_step(BeginScope, name)
+        number = self._add_step(Act, "begin scope", name)
         self.run.scope_starts[number] = super().begin_scope(name)
         return number
 
     def end_scope(self, name: str, start: int) -> None:
-        number, inside = self._add_step(EndScope, name, start), self.segments[self.run.scope_starts[start] :]
+        number, inside = self._add_step(Act, "end scope", name, start), self.segments[self.run.scope_starts[start] :]
         if all(isinstance(segment, TextSegment) for segment in inside):
             self.set(name, AssignedValue("".join(segment.text() for segment in inside)))
         else:
-            self.set(name, TracedResult.of_call(self.run, self.branch_id, number, name))
+            self.set(name, TracedResult(self.run, self.branch_id, NodeOutput(number, name)))
 
     def text_segments(self) -> list[Segment]:
-        return [TracedResult(self.run, self.branch_id, self._read("text"), NodeOutput(len(self.run.nodes) - 1, None))]
+        text = self._read("text")
+        return [TracedResult(self.run, self.branch_id, NodeOutput(len(self.run.nodes) - 1, None), base=text)]
 
     def read_text(self) -> Any:
         return self._read("text")
@@ -205,17 +194,14 @@ class TracedBranch(Branch):
         return self._read("usage")
 
     def _read(self, what: Literal["text", "messages", "usage"]) -> TracedValue:
-        return self._output(f"the {what} of s", Read, what)
+        return self._output(f"the {what} of s", "read", what)
 
-    def _output(self, label: str, step: type[Node], *details: Any) -> TracedValue:
+    def _output(self, label: str, action: str, *details: Any) -> TracedValue:
         """Adds a step that reads this branch, and returns the traced value of its output."""
         self.run.read_branches.add(self.branch_id)
-        node = self._add_step(step, *details)
-
-        def evaluate(context: EvaluationContext) -> Any:
-            return context.step_output(node)
-
-        return TracedValue(self.run.placeholders, label, frozenset([NodeOutput(node, None)]), evaluate)
+        node = self._add_step(Act, action, *details)
+        sources = frozenset([NodeOutput(node, None)])
+        return TracedValue(self.run.placeholders, label, sources, lambda context: context.step_output(node))
 
     def awaited_call_segments(self) -> list[Any]:
         self.run.read_branches.add(self.branch_id)
@@ -223,20 +209,20 @@ class TracedBranch(Branch):
 
     def call_tool(self, name: str, variable: Segment, timeout: float | None) -> Any:
         _check_tool_call(name, variable)
-        return self._output(f"s.call({name!r})", RunTool, name, timeout)
+        return self._output(f"s.call({name!r})", "run tool", name, timeout)
 
     async def call_tool_async(self, name: str, variable: Segment, timeout: float | None) -> Any:
         return self.call_tool(name, variable, timeout)
 
     def append_tool_result(self, name: str, variable: Segment, value: Any) -> Any:
         _check_tool_call(name, variable)
-        return self._output(f"s.tool_result({name!r}, ...)", AppendToolResult, name, value)
+        return self._output(f"s.tool_result({name!r}, ...)", "append result", name, value)
 
     def cancel(self, reason: str) -> None:
         self.abort_variable(None, None)
 
     def abort_variable(self, name: str | None, variable: Segment | None) -> None:
-        self._add_step(Cancel, name)
+        self._add_step(Act, "end", name)
         if name is None:
             self.close("this text was cancelled")
 
@@ -266,7 +252,7 @@ class TracedBranch(Branch):
         if mode != "gather_variable":
             raise InputError("compile: the winners of a race are not known, so only their variables can be joined")
         for name in set.intersection(*(set(child.variables) - point.names for child in children)):
-            self.variables[name] = TracedResult.of_call(self.run, self.branch_id, number, name, winners)
+            self.variables[name] = TracedResult(self.run, self.branch_id, NodeOutput(number, name), winners)
 
     def trace_race(self, forks: Any, first: int) -> Any:
         won = type(forks)(forks.states, forks.src_state, forks)
@@ -331,10 +317,7 @@ class _NullClient(ClientWithoutRuntime):
 
 
 class _NullSession:
-    """A session that checks its arguments and sends nothing."""
-
-    def append(self, text: str, *, control: bool = False) -> None:
-        """Does nothing: the branch keeps the text."""
+    """A session that checks its arguments and sends nothing; the branch keeps the text."""
 
     def fork(self, size: int, adapter: str | None = None) -> list[_NullSession]:
         check_fork_size(size)

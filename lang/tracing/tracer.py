@@ -1,14 +1,17 @@
-"""`compile_body`: runs a program's body once without a model and returns the graph of its steps."""
+"""`compile_body`: runs a program's body once without a model and returns the graph of its steps. `warm_prefix`:
+computes the prefix that all runs share before the first run, so that it is in the cache."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plait.constrained.specs import Choices, Spec
+from plait.lang.core.branch import Branch
 from plait.lang.core.expressions import CallExpr, Gen, GenToolCall
+from plait.lang.core.run import Run
 from plait.lang.errors import CompileError, DependsOnValue, Problem, ProgramError
 from plait.lang.execution.event_loop import require_no_running_loop
 from plait.lang.sampling_options import Options
@@ -19,10 +22,12 @@ from plait.lang.tools.call_format import tool_call_format
 from plait.lang.tracing.graph import Graph
 from plait.lang.tracing.nodes import Append, ForkInto, Node
 from plait.lang.tracing.traced_run import TracedBranch, TracedRun
-from plait.lang.tracing.traced_value import Argument, EvaluationContext, TracedValue
+from plait.lang.tracing.traced_value import Argument, TracedValue
 from plait.runtime.errors import PlaitError
+from plait.runtime.sampling_params import sampling_params
 
 if TYPE_CHECKING:
+    from plait.runtime.programs.backend import BackendClient
     from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 
@@ -54,10 +59,8 @@ def _add_missing_arguments(bound: inspect.BoundArguments, traced_run: TracedRun)
 
 
 def _argument(traced_run: TracedRun, name: str) -> TracedValue:
-    def evaluate(context: EvaluationContext) -> Any:
-        return context.argument(name)
-
-    return TracedValue(traced_run.placeholders, name, frozenset([Argument(name)]), evaluate, (), None, True)
+    sources = frozenset([Argument(name)])
+    return TracedValue(traced_run.placeholders, name, sources, lambda run: run.argument(name), _is_plain=True)
 
 
 def _run_body(body: Callable[..., Any], branch: TracedBranch, bound: inspect.BoundArguments) -> Any:
@@ -144,3 +147,22 @@ def _unused_forks(traced_run: TracedRun) -> Iterator[tuple[int, Problem]]:
             fork = f"the {len(node.branches)} branches of this fork are" if len(node.branches) > 1 else "this fork is"
             text = f"{fork} never used: neither joined nor read nor returned"
             yield number, Problem(text, node.place)
+
+
+# -- the prefix -----------------------------------------------------------------------------------
+
+
+def warm_prefix(prefix: Sequence[Append], client: BackendClient) -> int:
+    """Computes `prefix`. Returns how many of its tokens were not cached before. Raises the CallFailed of the
+    runtime."""
+    if not prefix:
+        return 0
+    run = Run("cache", client, Options())
+    branch = Branch(run)
+    try:
+        for node in prefix:
+            branch.append(node.expr)
+        call = branch.session().generate(sampling_params(max_tokens=0, temperature=0.0))
+        return call.result().usage.computed_tokens
+    finally:
+        run.end()

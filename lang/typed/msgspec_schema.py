@@ -6,7 +6,6 @@ Objects are closed (no additional properties), and types that are written as tex
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import singledispatchmethod
 from typing import Any
 
 import msgspec
@@ -52,81 +51,68 @@ class _Writer:
 
     def write(self, node: inspect.Type) -> dict[str, Any]:
         pattern = _TEXTS.get(type(node))
-        return patterns.text_schema(pattern) if pattern is not None else self._write(node)
+        return patterns.text_schema(pattern) if pattern is not None else self._scalar(node) or self._container(node)
 
-    @singledispatchmethod
-    def _write(self, node: inspect.Type) -> dict[str, Any]:
+    def _scalar(self, node: inspect.Type) -> dict[str, Any] | None:
+        """Returns the schema of a value without parts; None for other types."""
+        match node:
+            case inspect.NoneType():
+                return {"type": "null"}
+            case inspect.BoolType():
+                return {"type": "boolean"}
+            case inspect.IntType():
+                return with_finite_bounds({"type": "integer"} | _bounds(node))
+            case inspect.FloatType():
+                return with_finite_bounds({"type": "number"} | _bounds(node))
+            case inspect.StrType():
+                keywords = {"minLength": node.min_length, "maxLength": node.max_length, "pattern": node.pattern}
+                return {"type": "string"} | _without_none(keywords)
+            case inspect.EnumType():
+                return {"enum": [member.value for member in node.cls]}
+            case inspect.LiteralType():
+                return {"enum": list(node.values)}
+        return None
+
+    def _container(self, node: inspect.Type) -> dict[str, Any]:
+        match node:
+            case inspect.AnyType():
+                return {}
+            case inspect.UnionType():
+                return {"anyOf": [self.write(member) for member in node.types]}
+            case inspect.Metadata():
+                return self.write(node.type) | (node.extra_json_schema or {})
+            case inspect.SetType() | inspect.FrozenSetType():
+                if (node.min_length or 0) > 1:
+                    raise UnknownType("a constraint cannot ensure that a set has at least two different items")
+                if not _is_hashable(node.item_type):
+                    text = "a constraint cannot ensure that the items of this set are hashable; name their type"
+                    raise UnknownType(text)
+                return self._items(node)
+            case inspect.ListType() | inspect.VarTupleType() | inspect.CollectionType():  # sets are collections, too
+                return self._items(node)
+            case inspect.TupleType():
+                return _array([self.write(item_type) for item_type in node.item_types])
+            case inspect.DictType():
+                key = self._key(node.key_type)
+                names = {} if key == {"type": "string"} else {"propertyNames": key}
+                return {"type": "object", "additionalProperties": self.write(node.value_type)} | names
+            case inspect.DataclassType() | inspect.TypedDictType():
+                return self._definition_ref(node, lambda: self._object(node.fields))
+            case inspect.StructType():
+                return self._definition_ref(node, lambda: self._struct(node))
+            case inspect.NamedTupleType():
+                return self._definition_ref(node, lambda: _array([self.write(field.type) for field in node.fields]))
         raise UnknownType(f"{type(node).__name__.removesuffix('Type')} values cannot be written as JSON here")
 
-    @_write.register
-    def _(self, node: inspect.AnyType) -> dict[str, Any]:
-        return {}
-
-    @_write.register
-    def _(self, node: inspect.NoneType) -> dict[str, Any]:
-        return {"type": "null"}
-
-    @_write.register
-    def _(self, node: inspect.BoolType) -> dict[str, Any]:
-        return {"type": "boolean"}
-
-    @_write.register
-    def _(self, node: inspect.IntType) -> dict[str, Any]:
-        return with_finite_bounds({"type": "integer"} | _bounds(node))
-
-    @_write.register
-    def _(self, node: inspect.FloatType) -> dict[str, Any]:
-        return with_finite_bounds({"type": "number"} | _bounds(node))
-
-    @_write.register
-    def _(self, node: inspect.StrType) -> dict[str, Any]:
-        keywords = {"minLength": node.min_length, "maxLength": node.max_length, "pattern": node.pattern}
-        return {"type": "string"} | _without_none(keywords)
-
-    @_write.register
-    def _(self, node: inspect.EnumType) -> dict[str, Any]:
-        return {"enum": [member.value for member in node.cls]}
-
-    @_write.register
-    def _(self, node: inspect.LiteralType) -> dict[str, Any]:
-        return {"enum": list(node.values)}
-
-    @_write.register
-    def _(self, node: inspect.UnionType) -> dict[str, Any]:
-        return {"anyOf": [self.write(member) for member in node.types]}
-
-    @_write.register
-    def _(self, node: inspect.Metadata) -> dict[str, Any]:
-        return self.write(node.type) | (node.extra_json_schema or {})
-
-    @_write.register(inspect.ListType)
-    @_write.register(inspect.VarTupleType)
-    @_write.register(inspect.CollectionType)
-    def _(self, node: Any) -> dict[str, Any]:
+    def _items(self, node: Any) -> dict[str, Any]:
         keywords = {"minItems": node.min_length, "maxItems": node.max_length}
         return {"type": "array", "items": self.write(node.item_type)} | _without_none(keywords)
 
-    @_write.register(inspect.SetType)
-    @_write.register(inspect.FrozenSetType)
-    def _(self, node: Any) -> dict[str, Any]:
-        if (node.min_length or 0) > 1:
-            raise UnknownType("a constraint cannot ensure that a set has at least two different items")
-        if not _is_hashable(node.item_type):
-            raise UnknownType("a constraint cannot ensure that the items of this set are hashable; name their type")
-        keywords = {"minItems": node.min_length, "maxItems": node.max_length}
-        return {"type": "array", "items": self.write(node.item_type)} | _without_none(keywords)
-
-    @_write.register
-    def _(self, node: inspect.TupleType) -> dict[str, Any]:
-        return _array([self.write(item_type) for item_type in node.item_types])
-
-    @_write.register
-    def _(self, node: inspect.DictType) -> dict[str, Any]:
-        schema: dict[str, Any] = {"type": "object", "additionalProperties": self.write(node.value_type)}
-        key = self._key(node.key_type)
-        if key != {"type": "string"}:
-            schema["propertyNames"] = key
-        return schema
+    def _struct(self, node: inspect.StructType) -> dict[str, Any]:
+        if node.array_like:
+            tag = [{"const": node.tag}] if node.tag_field is not None else []
+            return _array([*tag, *(self.write(field.type) for field in node.fields)])
+        return self._object(node.fields, {} if node.tag_field is None else {node.tag_field: {"const": node.tag}})
 
     def _key(self, node: inspect.Type) -> dict[str, Any]:
         """Returns the schema of a key. Keys of JSON objects are text, so number keys are written as text."""
@@ -147,25 +133,6 @@ class _Writer:
             return self.write(node)
         key_type = type(node).__name__.removesuffix("Type")
         raise UnknownType(f"keys of a dict must be text or numbers, not {key_type} values")
-
-    @_write.register(inspect.DataclassType)
-    @_write.register(inspect.TypedDictType)
-    def _(self, node: Any) -> dict[str, Any]:
-        return self._definition_ref(node, lambda: self._object(node.fields))
-
-    @_write.register
-    def _(self, node: inspect.StructType) -> dict[str, Any]:
-        def write() -> dict[str, Any]:
-            if node.array_like:
-                tag = [{"const": node.tag}] if node.tag_field is not None else []
-                return _array([*tag, *(self.write(field.type) for field in node.fields)])
-            return self._object(node.fields, {} if node.tag_field is None else {node.tag_field: {"const": node.tag}})
-
-        return self._definition_ref(node, write)
-
-    @_write.register
-    def _(self, node: inspect.NamedTupleType) -> dict[str, Any]:
-        return self._definition_ref(node, lambda: _array([self.write(field.type) for field in node.fields]))
 
     def _object(self, fields: Sequence[inspect.Field], first: dict[str, Any] | None = None) -> dict[str, Any]:
         properties = (first or {}) | {field.encode_name: self.write(field.type) for field in fields}

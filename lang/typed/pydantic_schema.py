@@ -16,11 +16,6 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from plait.lang.typed import patterns
 
-# -- pydantic texts -------------------------------------------------------------------------------
-# Schemas of Pydantic's types that are written as text, such as URLs and decimal numbers: every text can be read.
-#
-# Imported only if Pydantic is installed.
-
 _LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 _LIMITS["multiple_of"] = "multipleOf"
 _EDGE = r"[^\s\u001c-\u001f\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
@@ -33,6 +28,12 @@ _REFUSED_FUNCTIONS = {
     "PathType.validate_new": "a constraint does not know which files exist; use Path",
     "PathType.validate_socket": "a constraint does not know which sockets exist; use Path",
 }
+_KEYS = {"int": patterns.INTEGER, "float": patterns.NUMBER, "decimal": patterns.NUMBER, "bool": "true|false"}
+_BOUNDS = frozenset(("ge", "gt", "le", "lt", "multiple_of", "max_digits", "decimal_places"))
+_VALIDATORS = ("function-after", "function-before", "function-wrap")
+_PLAIN = (str, int, float, bool, type(None))
+_NO_KEYS = ("tuple", "bytes", "model", "dataclass", "typed-dict", "definition-ref")
+_UNHASHABLE = ("any", "list", "set", "dict", "model", "dataclass", "typed-dict", "definition-ref", "generator", "chain")
 
 
 def refuse(reason: str) -> NoReturn:
@@ -40,8 +41,10 @@ def refuse(reason: str) -> NoReturn:
     raise PydanticUserError(reason, code=None)
 
 
-class ReadableTextGenerator(GenerateJsonSchema):
-    """Generates patterns for types that are written as text. Raises PydanticUserError where no pattern is possible."""
+class ReadableSchemaGenerator(GenerateJsonSchema):
+    """Generates schemas with a pattern for types that are written as text, and for the keys of every dict. Raises
+    PydanticUserError for a type whose schema allows values that Pydantic cannot parse, since a complete generated value
+    must always be readable."""
 
     def decimal_schema(self, schema: Any) -> JsonSchemaValue:
         limits = {keyword: float(schema[name]) for name, keyword in _LIMITS.items() if schema.get(name) is not None}
@@ -120,6 +123,38 @@ class ReadableTextGenerator(GenerateJsonSchema):
             return {"type": "integer", "minimum": 0}
         return super().generate_inner(schema)
 
+    def set_schema(self, schema: Any) -> JsonSchemaValue:
+        return _set_of(schema, super().set_schema(schema))
+
+    def frozenset_schema(self, schema: Any) -> JsonSchemaValue:
+        return _set_of(schema, super().frozenset_schema(schema))
+
+    def enum_schema(self, schema: Any) -> JsonSchemaValue:
+        if not all(isinstance(member.value, _PLAIN) for member in schema["members"]):
+            refuse(f"{schema['cls'].__name__} has members that are not text, numbers, bools or None")
+        return super().enum_schema(schema)
+
+    def literal_schema(self, schema: Any) -> JsonSchemaValue:
+        member = next((value for value in schema["expected"] if isinstance(value, enum.Enum)), None)
+        if member is not None:
+            name = type(member).__name__
+            refuse(f"a Literal inside another type cannot contain {member}; use {name} itself, or its values")
+        return super().literal_schema(schema)
+
+    def dict_schema(self, schema: Any) -> JsonSchemaValue:
+        json_schema, key = _with_property_names(super().dict_schema(schema)), schema.get("keys_schema", {})
+        while key.get("type") in _VALIDATORS:
+            key = key["schema"]
+        kind = key.get("type", "any")
+        if kind in _KEYS and not _BOUNDS & key.keys():
+            return json_schema | {"propertyNames": patterns.text_schema(_KEYS[kind])}
+        if kind == "enum" and _is_read_from_text(key):
+            return json_schema | {"propertyNames": {"enum": [str(member.value) for member in key["members"]]}}
+        is_constrained = kind not in (*_KEYS, *_NO_KEYS, "enum") and "propertyNames" in json_schema
+        if not is_constrained and not _is_text(key):
+            refuse("the keys of a dict must be text, or numbers without bounds")
+        return json_schema
+
 
 def _stripped(json_schema: JsonSchemaValue) -> JsonSchemaValue:
     """Returns the schema of texts of these lengths that neither begin nor end with white space."""
@@ -139,58 +174,6 @@ def _function_name(schema: Any) -> str:
     function = schema["function"].get("function")
     is_own = str(getattr(function, "__module__", "")).startswith("pydantic.")
     return str(getattr(function, "__qualname__", "")) if is_own else ""
-
-
-# -- pydantic schema ------------------------------------------------------------------------------
-
-_KEYS = {"int": patterns.INTEGER, "float": patterns.NUMBER, "decimal": patterns.NUMBER, "bool": "true|false"}
-_BOUNDS = frozenset(("ge", "gt", "le", "lt", "multiple_of", "max_digits", "decimal_places"))
-_VALIDATORS = ("function-after", "function-before", "function-wrap")
-_PLAIN = (str, int, float, bool, type(None))
-_NO_KEYS = ("tuple", "bytes", "model", "dataclass", "typed-dict", "definition-ref")
-
-
-_UNHASHABLE = ("any", "list", "set", "dict", "model", "dataclass", "typed-dict", "definition-ref", "generator", "chain")
-
-
-class ReadableSchemaGenerator(ReadableTextGenerator):
-    """Generates schemas with a pattern for the keys of every dict. Raises PydanticUserError for a type whose schema
-    allows values that Pydantic cannot parse, since a complete generated value must always be readable."""
-
-    def set_schema(self, schema: Any) -> JsonSchemaValue:
-        return _set_of(schema, super().set_schema(schema))
-
-    def frozenset_schema(self, schema: Any) -> JsonSchemaValue:
-        return _set_of(schema, super().frozenset_schema(schema))
-
-    def enum_schema(self, schema: Any) -> JsonSchemaValue:
-        if not all(isinstance(member.value, _PLAIN) for member in schema["members"]):
-            raise PydanticUserError(
-                f"{schema['cls'].__name__} has members that are not text, numbers, bools or None", code=None
-            )
-        return super().enum_schema(schema)
-
-    def literal_schema(self, schema: Any) -> JsonSchemaValue:
-        member = next((value for value in schema["expected"] if isinstance(value, enum.Enum)), None)
-        if member is not None:
-            name = type(member).__name__
-            message = f"a Literal inside another type cannot contain {member}; use {name} itself, or its values"
-            raise PydanticUserError(message, code=None)
-        return super().literal_schema(schema)
-
-    def dict_schema(self, schema: Any) -> JsonSchemaValue:
-        json_schema, key = _with_property_names(super().dict_schema(schema)), schema.get("keys_schema", {})
-        while key.get("type") in _VALIDATORS:
-            key = key["schema"]
-        kind = key.get("type", "any")
-        if kind in _KEYS and not _BOUNDS & key.keys():
-            return json_schema | {"propertyNames": patterns.text_schema(_KEYS[kind])}
-        if kind == "enum" and _is_read_from_text(key):
-            return json_schema | {"propertyNames": {"enum": [str(member.value) for member in key["members"]]}}
-        is_constrained = kind not in (*_KEYS, *_NO_KEYS, "enum") and "propertyNames" in json_schema
-        if not is_constrained and not _is_text(key):
-            raise PydanticUserError("the keys of a dict must be text, or numbers without bounds", code=None)
-        return json_schema
 
 
 def _with_property_names(json_schema: JsonSchemaValue) -> JsonSchemaValue:

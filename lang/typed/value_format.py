@@ -82,6 +82,7 @@ _PATTERNS: dict[type, str] = {
     UUID: patterns.UUID,
     complex: patterns.COMPLEX,
 }
+_UNSUPPORTED = (NameError, TypeError, ValueError, RecursionError)  # what the schema of a type raises
 _UNSUPPORTED_TYPES = (bytes, bytearray, memoryview)  # Pydantic's schema of these allows unreadable values
 
 
@@ -99,10 +100,8 @@ def value_format_of(where: str, type_: Any) -> ValueFormat:
         raise InputError(f"{where}: type takes a type: write type={type(type_).__name__}, not an object of it")
     try:
         return _cached_value_format(type_)
-    except NameError as error:
-        raise _unknown_name(where, type_, error) from None
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{where}: values of type {_type_name(type_)} cannot be generated: {error}") from None
+    except _UNSUPPORTED as error:
+        raise _unsupported(where, type_, error) from None
 
 
 def _is_user_value(type_: Any) -> bool:
@@ -110,9 +109,10 @@ def _is_user_value(type_: Any) -> bool:
     return not isinstance(type_, type) and type(type_).__module__.split(".")[0] not in _TYPE_MODULES
 
 
-def _unknown_name(where: str, type_: Any, error: NameError) -> InputError:
+def _unsupported(where: str, type_: Any, error: Exception) -> InputError:
     hint = "; a type that names itself or others in quotes is defined at the top level of a module"
-    return InputError(f"{where}: values of type {_type_name(type_)} cannot be generated: {error}{hint}")
+    reason = f"{error}{hint * isinstance(error, NameError)}"
+    return InputError(f"{where}: values of type {_type_name(type_)} cannot be generated: {reason}")
 
 
 def _build_value_format(type_: Any) -> ValueFormat:
@@ -149,11 +149,9 @@ def json_value_format(where: str, type_: Any, spec: Spec | None) -> ValueFormat:
         return ValueFormat("a JSON value", spec, str)
     try:
         schema, read = json_schema_and_parser(type_)
-        return ValueFormat(_type_name(type_), JsonSchema(schema), read)
-    except NameError as error:
-        raise _unknown_name(where, type_, error) from None
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{where}: values of type {_type_name(type_)} cannot be generated: {error}") from None
+    except _UNSUPPORTED as error:
+        raise _unsupported(where, type_, error) from None
+    return ValueFormat(_type_name(type_), JsonSchema(schema), read)
 
 
 def json_schema_and_parser(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:

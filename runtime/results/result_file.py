@@ -96,8 +96,7 @@ class ResultFile:
         with self._lock:
             descriptor = self._open(os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
-                if self._is_changed(descriptor):
-                    raise OSError(errno.ESTALE, "another program has replaced the file", str(self.path))
+                self._check_unchanged(descriptor)
                 if self._cut_at is not None:
                     os.ftruncate(descriptor, self._cut_at)
                 if data := self._missing_end + lines:
@@ -128,8 +127,7 @@ class ResultFile:
         """
         descriptor = self._open(os.O_RDONLY)
         try:
-            if self._is_changed(descriptor):
-                raise OSError(errno.ESTALE, "another program has replaced the file", str(self.path))
+            self._check_unchanged(descriptor)
             mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         finally:
             os.close(descriptor)
@@ -145,14 +143,14 @@ class ResultFile:
         self.path.unlink(missing_ok=True)
         self.size, self._place = 0, None
 
-    def _is_changed(self, descriptor: int) -> bool:
-        """Whether this is not the file that was read, nor an empty one."""
+    def _check_unchanged(self, descriptor: int) -> None:
+        """Raises OSError unless this is the file that was read, or an empty one."""
         info = os.fstat(descriptor)
         place = info.st_dev, info.st_ino
-        if info.st_size:
-            return place != self._place or info.st_size < self.size  # a new file may get the inode of an old one
-        self._place, self.size, self._cut_at, self._missing_end = place, 0, None, b""
-        return False
+        if not info.st_size:
+            self._place, self.size, self._cut_at, self._missing_end = place, 0, None, b""
+        elif place != self._place or info.st_size < self.size:  # a new file may get the inode of an old one
+            raise OSError(errno.ESTALE, "another program has replaced the file", str(self.path))
 
     def _open(self, flags: int) -> int:
         if self._is_durable:

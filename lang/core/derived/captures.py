@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.constrained.captures import capture_names, captured_texts
 from plait.constrained.specs import GrammarError, Spec
-from plait.lang.core.derived.reasoning import SeparateReasoning
-from plait.lang.core.expressions import CallExpr, Expr, Gen, GenToolCall, Select
+from plait.lang.core.expressions import CallExpr, Gen, GenToolCall, Select
 from plait.lang.core.results import Segment
 from plait.runtime.errors import InputError
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 class GenWithCaptures(CallExpr):
     """A gen that also sets the variables `names`, to texts in its value. `spec` says where in the value they are."""
 
-    gen: Gen | SeparateReasoning
+    gen: CallExpr
     spec: Spec
     names: tuple[str, ...]
 
@@ -42,7 +41,7 @@ class GenWithCaptures(CallExpr):
             branch.set(group, CapturedText(value, self.spec, group))
 
 
-def with_captures(where: str, expr: Gen | SeparateReasoning, spec: Spec | None) -> Expr:
+def with_captures(where: str, expr: CallExpr, spec: Spec | None) -> CallExpr:
     """Returns `expr`, the gen of a value under `spec`, as a GenWithCaptures if `spec` names groups.
 
     Raises InputError for a group with the name of another variable of the gen.

@@ -7,7 +7,7 @@ grammar libraries.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,22 @@ import msgspec
 from plait.lang.core.expressions import Gen, GenToolCall, SystemWithTools
 from plait.lang.core.results import GenResult, TextSegment
 from plait.lang.tools.call_form import CallForm, call_form
-from plait.lang.tools.call_format import ToolCallFormat, stop_after_call, tool_call_format
+from plait.lang.tools.call_format import CALL_END_MARKER, ToolCallFormat, tool_call_format
+from plait.lang.typed.value_format import ValueFormat
 from plait.runtime.chat.call_turns import CallTurn, ResultTurn, call_id, writes_json
 from plait.runtime.chat.derivation.model_formats import formats_of
 from plait.runtime.chat.formats.call_format import CallFormat, JsonArguments
+from plait.runtime.client.stream import ReadPosition
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch
+    from plait.lang.tools.call_form import FoundCall
     from plait.lang.tools.tool import Tool
+    from plait.runtime.chat.formats.control_marks import ControlMarks
+    from plait.runtime.client.call import CallResult
     from plait.runtime.tokenizer.chat_template import ChatTemplate
+
 
 _SYSTEM = "Qzsystemz"
 
@@ -50,7 +56,9 @@ def tool_call_gen(branch: Branch, expr: GenToolCall) -> tuple[str, Gen]:
         before = form.reasoning.lead + form.reasoning.end + form.reasoning.separator
         form = replace(form, opens_reasoning=False)
     value_format = tool_call_format(expr.tools, expr.choice, form, expr.value_format, _num_calls(branch))
-    options = stop_after_call(expr.options) if is_free else expr.options
+    options = expr.options
+    if is_free:  # the text ends after its first call
+        options = replace(options, fields={**options.fields, "stop": (CALL_END_MARKER,)})
     if expr.choice == "required":
         branch.open_shape = _call_turn(branch, form.calls, expr.tools[0].name)  # the end of the turn has no name
     return before, Gen(expr.name, options, value_format.spec, value_format)
@@ -139,7 +147,10 @@ def write_system_turn(branch: Branch, turn: SystemWithTools) -> None:
     listing_tokens = tokenizer.encode([(listing, True)], at_start=False)
     # the template writes descriptions as its own text: a control token in one could end the turn
     if around_content is not None and not tokenizer.control_ids.intersection(listing_tokens):
-        branch.write_templated_turn("system", *around_content, turn.content)
+        before, after = around_content
+        branch.open_turn_with("system", before)
+        branch.append(turn.content)
+        branch.close_turn_with(after)
         return
     branch.begin_turn("system")
     branch.append(turn.content)
@@ -170,3 +181,57 @@ def _tool_listing(tools: Iterable[Tool], calls: CallFormat) -> str:
     arguments: Any = "{...}" if isinstance(calls.arguments, JsonArguments) else {"...": "..."}
     written = calls.render_calls([("...", "...", arguments)])
     return "\n".join(["You can call these tools:", *lines, f"A call is written {written}"])
+
+
+# -- calls whose marks are control tokens ---------------------------------------------------------
+
+
+class MarkedCall(GenResult):
+    """The call is read from the tokens, since text may spell a control token without being one."""
+
+    value_format: ToolCallFormat
+
+    def text(self) -> str:
+        return "".join(text for text, _ in self.marked_parts())
+
+    def marked_parts(self) -> Sequence[tuple[str, bool]]:
+        return self._marks.split(self._marked_text())
+
+    def iter_text(self) -> Iterator[str]:
+        show = self._shown_pieces()
+        for _ in self.iter_progress():
+            yield from filter(None, (show(),))
+
+    async def aiter_text(self) -> AsyncIterator[str]:
+        show = self._shown_pieces()
+        async for _ in self.aiter_progress():
+            if piece := show():
+                yield piece
+
+    def parse_call(self, value_format: ToolCallFormat) -> tuple[FoundCall | None, str]:
+        return value_format.parse(self._marked_text(), is_marked=True)
+
+    def _read_value(self, value_format: ValueFormat, result: CallResult) -> Any:
+        assert isinstance(value_format, ToolCallFormat)
+        marked = self._marked_text()
+        reads_marked = replace(value_format, read=lambda text: value_format.read_call(marked, is_marked=True))
+        return reads_marked.read_result(self.text(), result.finish_reason)
+
+    @property
+    def _marks(self) -> ControlMarks:
+        assert self.value_format.form is not None and self.value_format.form.marks is not None
+        return self.value_format.form.marks
+
+    def _marked_text(self) -> str:
+        return self._marks.detokenizer().push(self.result().token_ids)
+
+    def _shown_pieces(self) -> Callable[[], str]:
+        """Returns a function that returns at each call what has arrived of the text since the last one."""
+        detokenizer, position = self._marks.detokenizer(), ReadPosition()
+
+        def show() -> str:
+            nonlocal position
+            update, position = self.call.read_since(position)
+            return "".join(text for text, _ in self._marks.split(detokenizer.push(update.token_ids)))
+
+        return show

@@ -21,7 +21,7 @@ import plait
 from plait import gen
 from plait.constrained import Choices, JsonSchema, Structural
 from plait.lang.batches.saved_values import CannotSave, ValueCodec
-from plait.lang.html.shown_list import ShownList
+from plait.lang.html.render import ShownList
 from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.messages import Generate
 

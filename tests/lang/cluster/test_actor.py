@@ -14,8 +14,7 @@ from tool_examples import call_text
 import plait
 from plait.lang.cluster.actor import BatchActor, Work, encode_work, read_welcome
 from plait.lang.cluster.batch import AbsentTokenizer, FinishedItemsClient
-from plait.lang.cluster.item_errors import decode_error
-from plait.lang.cluster.item_results import ClusterCodec, decode_result
+from plait.lang.cluster.item_results import ClusterCodec, decode_error, decode_result
 from plait.lang.cluster.program_reference import FILE_MODULE, ProgramReference, check_not_importing
 from plait.runtime.errors import Overloaded, RuntimeGone
 from plait.runtime.messages import Generate
@@ -64,7 +63,7 @@ def test_sampling_budget_and_the_number_of_the_item_reach_the_program(backend):
         [{"number": 4}] * 4, backend=backend, temperature=0.5, seed=7, logit_bias={5: 1.0}, num_threads=1
     )
     assert sent.sampling == backend.scheduler.sent(Generate)[4].sampling and len(states) == 4
-    assert run_item(backend, {"number": 4}, budget_tokens=2)["answer"] == " f"
+    assert run_item(backend, {"number": 4}, budget=plait.Budget(tokens=2))["answer"] == " f"
 
 
 def test_async_programs_and_agents(backend):

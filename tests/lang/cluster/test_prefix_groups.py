@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.lang.cluster.prefix_groups import MIN_SHARED_CHARS, _shared_chars, group_items
+from plait.lang.cluster.prefix_groups import MIN_SHARED_CHARS, group_items, num_common_chars
 
 
 def book(number):
@@ -55,11 +55,11 @@ def test_groups_divide_the_items_and_share_text(items):
     assert [len(group) for group in groups] == sorted(map(len, groups), reverse=True)
     for group in groups:
         if len(group) > 1:
-            shared = [_shared_chars(*(str(items[at].get(name, "")) for at in group[:2])) for name in "ab"]
+            shared = [num_common_chars(*(str(items[at].get(name, "")) for at in group[:2])) for name in "ab"]
             assert max(shared) >= MIN_SHARED_CHARS
 
 
 @given(st.text("ab", max_size=12), st.text("ab", max_size=12))
-def test_shared_chars(one, other):
+def testnum_common_chars(one, other):
     pairs = list(zip(one, other, strict=False))
-    assert _shared_chars(one, other) == next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    assert num_common_chars(one, other) == next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))

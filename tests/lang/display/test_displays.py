@@ -14,8 +14,7 @@ import plait
 from plait import gen, select, user
 from plait.lang.control.beam import BeamHypothesis, BeamSearch, _table
 from plait.lang.display.texts import states_html
-from plait.lang.html.render import STYLE
-from plait.lang.html.shown_list import ShownList
+from plait.lang.html.render import STYLE, ShownList
 from plait.lang.spans.call_progress import progress_of
 from plait.runtime.errors import CallFailed
 from plait.runtime.sampling_params import sampling_params

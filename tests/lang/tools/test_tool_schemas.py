@@ -9,8 +9,7 @@ import pydantic
 import pytest
 from tool_examples import TOOLS, add, call_validator
 
-from plait.lang.tools.function_tool import read_docstring
-from plait.lang.tools.make_tools import make_tool, make_tools
+from plait.lang.tools.make_tools import make_tool, make_tools, read_docstring
 
 
 def test_signature_and_docstring_become_name_description_and_schema():
