@@ -16,12 +16,13 @@ from __future__ import annotations
 import argparse
 import collections
 import importlib.metadata
+import itertools
 import json
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,18 +31,23 @@ import jsonschema_rs
 import llguidance
 import numpy as np
 import outlines_core
-from constraints_peers import in_children
-from schema_coverage import accepts_some_order, groups
-from schema_strategies import BYTE_VOCABULARY, EOS_ID
+from common.child_runs import in_children
 
 try:
     import xgrammar  # here, since it takes seconds
 except ImportError:
     xgrammar = None
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "constrained"))
+from schema_strategies import BYTE_VOCABULARY, EOS_ID
+
 from plait.constrained import JsonSchema, Matcher, mask_words
 from plait.constrained.compiler import build_grammar, compile_spec
 from plait.constrained.guidance.llguidance_tokenizer import tokenizer_of
 
+SCHEMA_URIS = {
+    "draft7": "http://json-schema.org/draft-07/schema#",
+    "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
+}
 SUITE, STRINGS = "jsonschema==4.26.0", "xgrammar==0.2.9"
 TEST_FILES = (
     "json_schema_converter",
@@ -50,6 +56,7 @@ TEST_FILES = (
     "grammar_matcher_json_schema",
 )
 MAX_STEPS = 400  # bytes of a random text
+MAX_ORDERS = 24  # of the names of a value
 WALKS = 3
 WIDTH = len(BYTE_VOCABULARY)
 
@@ -211,7 +218,7 @@ def walk(state: Text, rng: random.Random) -> str | None:
 
 
 def official(folder: Path, libraries: dict[str, Any], deadline_s: float) -> None:
-    listed = [group for _, _, group in groups(folder)]
+    listed = list(groups(folder))
     print(f"official suite, drafts 7 and 2020-12: {len(listed)} schemas")
     for name, library in libraries.items():
         found = in_children(partial(try_group, library), listed, deadline_s)
@@ -220,6 +227,44 @@ def official(folder: Path, libraries: dict[str, Any], deadline_s: float) -> None
             for group, verdict in zip(listed, found, strict=True)
         )
         show(name, verdicts, len(listed))
+
+
+def groups(folder: Path) -> Iterator[Any]:
+    """Yields the group of tests of each schema of the suite that names no other document, `$schema` included.
+
+    The tests of format.json say that a format is not asserted. Their values are judged with formats asserted instead.
+    """
+    for draft, uri in SCHEMA_URIS.items():
+        for path in sorted((folder / draft).glob("*.json")):
+            for group in json.loads(path.read_text()):
+                schema = group["schema"]
+                if "localhost:1234" in json.dumps(schema):
+                    continue
+                if isinstance(schema, dict):
+                    schema.setdefault("$schema", uri)
+                if path.stem == "format":
+                    judge = jsonschema_rs.validator_for(schema, validate_formats=True)
+                    group["tests"] = [{**test, "valid": judge.is_valid(test["data"])} for test in group["tests"]]
+                yield group
+
+
+def accepts_some_order(accepts_text: Callable[[str], bool], value: Any) -> bool:
+    texts = (json.dumps(v, ensure_ascii=False, separators=(",", ":")) for v in orders(value))
+    return any(accepts_text(text) for text in itertools.islice(texts, MAX_ORDERS))
+
+
+def orders(value: Any) -> Iterator[Any]:
+    """Yields a value with the names of its objects in every order; 1.0 becomes 1."""
+    if isinstance(value, dict):
+        for names in itertools.permutations(value):
+            for items in itertools.product(*(list(itertools.islice(orders(value[name]), 6)) for name in names)):
+                yield dict(zip(names, items, strict=True))
+    elif isinstance(value, list):
+        yield from map(list, itertools.product(*(list(itertools.islice(orders(item), 6)) for item in value)))
+    elif isinstance(value, float) and value.is_integer() and abs(value) <= 1 << 53:
+        yield int(value)
+    else:
+        yield value
 
 
 def strings(path: Path, libraries: dict[str, Any], deadline_s: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 
 import frame_flood
-from constraints_tenants import slow
+from common.expensive_constraints import slow
 from faults.groups.constraints import ask, field
 from faults.groups.frames import send
 from faults.plain_http import LONG, connect, head, open_stream, request, reset

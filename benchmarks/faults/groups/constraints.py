@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import httpx
 import psutil
-from constraints_tenants import EXTRA_SPECS, slow
-from expensive_specs import EXPENSIVE_SPECS
+from common.expensive_constraints import EXPENSIVE_SPECS, slow
 from faults.figures import Figure, Scale, at_most, none_of
 from faults.plain_http import LONG, open_stream, reset
 from faults.served import KEYS, Server, serve
@@ -74,7 +73,7 @@ def expensive(server: Server, scale: Scale) -> Iterator[Figure]:
     compile_times: dict[str, float] = {}
     limits: dict[str, float] = {}
     failures = []
-    for name, make in (EXPENSIVE_SPECS | EXTRA_SPECS).items():
+    for name, make in EXPENSIVE_SPECS.items():
         if scale.is_short and name not in SHORT:
             continue
         try:
