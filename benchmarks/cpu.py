@@ -1,12 +1,11 @@
 """Compares plait with its peers on a CPU, on the same workloads and against the machine's limits.
 
     python benchmarks/cpu.py [--peers FILE.toml] [--weights as-stored,bf16] [--only decode_1,tree] [--repeat 3]
-                             [--curves] [--small] [--json OUT]
+                             [--small] [--json OUT]
 
 Servers run one after the other; each is ended before the next starts. A figure is the median of `--repeat` runs, with
-its share of the machine's limit (see `server_comparison/roofline.py`). `--curves` adds the widths and prefix lengths of
-the plots (`benchmarks/plots.py`); `--small` only tests the script. Run it with nothing else on the machine.
-`server_comparison/servers.py` describes the file of peers.
+its share of the machine's limit (see `server_comparison/roofline.py`). `--small` only tests the script. Run it with
+nothing else on the machine. `server_comparison/servers.py` describes the file of peers.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from server_comparison.roofline import Machine, Model, describe, measure, proces
 from server_comparison.servers import Server, Started, own_server, read_servers, started
 from server_comparison.signals import unwind_on_signal
 from server_comparison.table import table
-from server_comparison.workloads import CURVES, FULL, SMALL, WORKLOADS, Done, Size, Work, prefix_curve, run
+from server_comparison.workloads import FULL, SMALL, WORKLOADS, Done, Size, Work, run
 
 from plait.runtime.executor.host_machine import host_kv_cache_budget
 from plait.runtime.model_files.locate import locate_model
@@ -40,15 +39,12 @@ def main() -> int:
     parser.add_argument("--weights", default="as-stored,bf16", help="plait's weight formats; a server each")
     parser.add_argument("--only", help="workloads, by name")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--curves", action="store_true")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     unwind_on_signal()
     size = SMALL if options.small else FULL
-    works = {**WORKLOADS, **(CURVES | prefix_curve(size) if options.curves else {})}
-    if options.only:
-        works = {name: works[name] for name in options.only.split(",")}
+    works = {name: WORKLOADS[name] for name in options.only.split(",")} if options.only else WORKLOADS
     model = describe(locate_model(None))
     machine = measure()
     print(f"limits: {machine.read_b_s / 1e9:.1f} GB/s read, {machine.bf16_flop_s / 1e9:.0f} GFLOP/s bf16", flush=True)
@@ -62,6 +58,7 @@ def main() -> int:
         "small": options.small,
         "servers": results,
     }
+    print(f"{report['when']}, {processor_name()}, {machine.threads} threads; in brackets the share of the limits\n")
     print(table(report))
     if options.json:
         options.json.write_text(json.dumps(report, indent=1))

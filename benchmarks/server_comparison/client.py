@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from common.http import head, send
 
 Messages = list[dict[str, str]]
 ANSWER_TIMEOUT_S = 300.0
@@ -39,9 +40,9 @@ class Chat:
 
     def __init__(self, url: str, model: str, most: int = 512) -> None:
         parts = urlsplit(url)
-        if parts.scheme != "http" or parts.hostname is None:
-            raise ServerError(f"{url!r} is not an http:// address")
-        self.host, self.port, self.path = parts.hostname, parts.port or 80, parts.path.rstrip("/")
+        if parts.scheme != "http" or parts.hostname not in ("127.0.0.1", "localhost"):
+            raise ServerError(f"{url!r} is no http:// address of this machine")
+        self.port, self.path = parts.port or 80, parts.path.rstrip("/")
         self.model, self.most = model, most
         self._slots = asyncio.Semaphore(most)
 
@@ -66,11 +67,9 @@ class Chat:
 
     async def _ask(self, body: bytes) -> Answer:
         start, ttft, texts, usage = time.perf_counter(), 0.0, [], {}
-        reader, writer = await asyncio.open_connection(self.host, self.port)
+        path = f"{self.path}/v1/chat/completions"
+        reader, writer = await send(self.port, head(path, len(body), closes=True) + body)
         try:
-            head = f"POST {self.path}/v1/chat/completions HTTP/1.1\r\nhost: {self.host}:{self.port}\r\n"
-            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            writer.write(head.encode() + body)
             async for event in _events(reader):
                 usage = event.get("usage") or usage
                 for choice in event.get("choices", ()):

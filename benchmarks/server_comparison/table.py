@@ -1,4 +1,4 @@
-"""Formats a report of cpu.py as a table, in plain text or Markdown.
+"""Formats a report of cpu.py as a Markdown table.
 
 A cell is a server's figure and its share of the machine's limit. The last columns are the ratio of the first server to
 a peer, and the goal for it.
@@ -22,13 +22,6 @@ ROWS: dict[str, tuple[str, str, bool, tuple[str, float] | None]] = {
 
 
 def table(report: dict[str, Any]) -> str:
-    """Returns the report as aligned text."""
-    lines = [["", *report["servers"], "ratio", "goal"], *rows(report)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-
-
-def markdown(report: dict[str, Any]) -> str:
     """Returns the report as a Markdown table."""
     header = ["", *report["servers"], "ratio", "goal"]
     lines = [header, ["---"] * len(header), *rows(report)]

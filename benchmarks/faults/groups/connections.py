@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 
 import httpx
+from common.http import connect, head, read_all, send_until_closed
 from faults.figures import Figure, Scale, at_most, none_of
-from faults.plain_http import connect, head, read_all, send_until_closed
 from faults.served import Server, serve
 
 MIB = 1 << 20

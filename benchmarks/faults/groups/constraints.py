@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import httpx
 import psutil
 from common.expensive_constraints import EXPENSIVE_SPECS, slow
+from common.http import LONG, open_stream, reset
 from faults.figures import Figure, Scale, at_most, none_of
-from faults.plain_http import LONG, open_stream, reset
 from faults.served import KEYS, Server, serve
 
 from plait.constrained import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import httpx
 import psutil
+from common.http import LONG, STREAM_END, last_error, open_stream, read_all
 from faults.figures import Figure, Scale, at_most, none_of, wait_until
-from faults.plain_http import LONG, STREAM_END, last_error, open_stream, read_all
 from faults.served import Server, serve
 
 SEEDED = {"temperature": 1, "seed": 7, "ignore_eos": True}

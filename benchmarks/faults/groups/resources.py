@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 import psutil
+from common.http import connect
 from faults.figures import Figure, Scale, at_most, none_of, wait_until
-from faults.plain_http import connect
 from faults.served import Server, serve
 
 from plait import Runtime

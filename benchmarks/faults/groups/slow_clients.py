@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+from common.http import LONG, connect, head, open_stream, read_all, reset
 from faults.figures import Figure, Scale, at_most, none_of, wait_until
-from faults.plain_http import LONG, connect, head, open_stream, read_all, reset
 from faults.served import Server, serve
 
 UNREAD = {**LONG, "logprobs": 20}
