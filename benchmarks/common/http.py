@@ -1,4 +1,4 @@
-"""Requests over plain sockets to servers of this machine: for many clients at once, and slow, rude or faulty ones."""
+"""Requests over plain sockets to a server: for many clients at once, and slow, rude or faulty ones."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def request(path: str, body: dict[str, Any], key: str = "", closes: bool = False
     return head(path, len(content), key, closes=closes) + content
 
 
-async def send(port: int, content: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def send(port: int, content: bytes, host: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Sends a request on a connection of its own."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection(host, port)
     writer.write(content)
     return reader, writer
 

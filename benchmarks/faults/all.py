@@ -21,7 +21,7 @@ from types import FrameType
 
 ROOT = Path(__file__).parents[2]
 SUPPORT = [ROOT / "tests" / "support" / name for name in ("engine", "constrained", "models")]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "serving"), *map(str, SUPPORT)]
+sys.path[:0] = [str(ROOT / "benchmarks"), *map(str, SUPPORT)]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from faults.figures import Figure, Scale  # noqa: E402

@@ -40,9 +40,9 @@ class Chat:
 
     def __init__(self, url: str, model: str, most: int = 512) -> None:
         parts = urlsplit(url)
-        if parts.scheme != "http" or parts.hostname not in ("127.0.0.1", "localhost"):
-            raise ServerError(f"{url!r} is no http:// address of this machine")
-        self.port, self.path = parts.port or 80, parts.path.rstrip("/")
+        if parts.scheme != "http" or parts.hostname is None:
+            raise ServerError(f"{url!r} is not an http:// address")
+        self.host, self.port, self.path = parts.hostname, parts.port or 80, parts.path.rstrip("/")
         self.model, self.most = model, most
         self._slots = asyncio.Semaphore(most)
 
@@ -68,7 +68,7 @@ class Chat:
     async def _ask(self, body: bytes) -> Answer:
         start, ttft, texts, usage = time.perf_counter(), 0.0, [], {}
         path = f"{self.path}/v1/chat/completions"
-        reader, writer = await send(self.port, head(path, len(body), closes=True) + body)
+        reader, writer = await send(self.port, head(path, len(body), closes=True) + body, self.host)
         try:
             async for event in _events(reader):
                 usage = event.get("usage") or usage
