@@ -1,6 +1,6 @@
 """Measures paged attention on a GPU against its copy bandwidth and matrix rate.
 
-    python benchmarks/gpu/attention.py [--check] [--more] [--sweep] [--only WORD] [--json FILE]
+    python benchmarks/gpu/attention.py [--check] [--more] [--sweep] [--only WORD]
 
 Every case is first compared with the reference; a case that fails is reported, and the others continue. A step is
 captured in a CUDA graph with a plan and four layers, each with its own cache (larger than the L2 cache together), and
@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import machine
@@ -101,13 +99,11 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="other block shapes too")
     parser.add_argument("--only", default="", help="only cases whose name holds this")
     parser.add_argument("--dry", action="store_true", help="small, once, without a GPU")
-    parser.add_argument("--json", type=Path, help="write the results there, one JSON object a line")
     machine.add_limits_option(parser)
     arguments = parser.parse_args()
     machine.require()
     bandwidth, rate = (1.0, 1.0) if arguments.check else machine.limits()[:2]
-    print(f"{machine.name()}: copies {bandwidth / 1e9:.0f} GB/s, bf16 products {rate / 1e12:.0f} TFLOP/s")
-    results, failures = [], 0
+    failures = 0
     cases = [small_case(case) for case in (*CASES, MORE[0])] if arguments.check else MORE if arguments.more else CASES
     cases = [case for case in cases if arguments.only in case.name]
     for case in map(dry_run_case, cases) if DRY else cases:
@@ -123,13 +119,9 @@ def main() -> None:
                 failures += 1
                 continue
             failures += not result.ok
-            results.append(result)
             show(result)
-            print(json.dumps(figure(result)), flush=True)
             if result.unit == "TFLOP/s" and not (arguments.more or arguments.sweep):
                 failures += compare_with_peers(case.name, case.rows, case.q_len, HEADS, DIM, result.microseconds / 1e6)
-    if arguments.json:
-        arguments.json.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results))
     if failures:
         sys.exit(f"{failures} cases failed or differ from the reference")
 
@@ -273,27 +265,16 @@ def tile_forced(case: Case, blocks: Any) -> Iterator[None]:
             setattr(module, name, original)
 
 
-def figure(result: Result) -> dict[str, Any]:
-    """As all.py reads it."""
+def show(result: Result) -> None:
+    """Prints the figure of a case."""
     name = f"{result.case}, pages of {result.page_size}, {result.cache}, blocks {result.blocks}"
-    found = {"ok": result.ok, "error": result.worst_error, "us": result.microseconds}
+    more = {"ok": result.ok, "error": result.worst_error, "us": result.microseconds}
     if result.unit == "compared":
-        return {"name": f"{name}: difference from the reference", "value": result.worst_error, "unit": ""} | found
+        machine.report(f"{name}: difference from the reference", result.worst_error, "", **more)
+        return
     unit = "x" if "shared" in result.unit else "share"
     goal = result.goal if result.blocks == "chosen" else None  # tiles that were tried by hand have none
-    return {"name": name, "value": result.share, "unit": unit, "goal": goal} | found
-
-
-def show(result: Result) -> None:
-    unit = "x" if "shared" in result.unit else "%"
-    share = result.share if unit == "x" else 100 * result.share
-    goal = result.goal if unit == "x" else 100 * result.goal
-    print(
-        f"{result.case:34} page {result.page_size:3} {result.cache:14} {result.microseconds:9.1f} us "
-        f"{result.rate:9.1f} {result.unit:16} {share:6.1f} {unit} (goal {goal:.0f}) "
-        f"error {result.worst_error:.4f} {'' if result.ok else 'WRONG'}  {result.blocks}",
-        flush=True,
-    )
+    machine.report(name, result.share, unit, goal, **more, **{result.unit: result.rate})
 
 
 if __name__ == "__main__":
