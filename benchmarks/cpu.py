@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from common.signals import unwind_on_signal
 from server_comparison.client import ServerError
 from server_comparison.roofline import Machine, Model, describe, measure, processor_name
 from server_comparison.servers import Server, Started, own_server, read_servers, started
-from server_comparison.signals import unwind_on_signal
 from server_comparison.table import table
 from server_comparison.workloads import FULL, SMALL, WORKLOADS, Done, Size, Work, run
 

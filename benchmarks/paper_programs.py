@@ -26,12 +26,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from common.signals import unwind_on_signal
 from paper.stateless_client import StatelessClient
 from paper.timing import FailedRun, Measurement, measure_peer, measure_plait
 from paper.workloads import UNSHARED, Work, workloads
 from server_comparison.client import ServerError
 from server_comparison.servers import Server, own_server, read_servers, started
-from server_comparison.signals import unwind_on_signal
 
 import plait
 from plait.runtime.errors import PlaitError

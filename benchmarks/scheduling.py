@@ -72,6 +72,8 @@ class Model:
     clock: Clock
     num_pages: int = PAGES
     max_batch_tokens: int = 256
+    num_saved_reads: int = 0
+    adapter_pool: None = None
 
     def forward(self, batch: Any) -> Float32Array:
         num_prompt_tokens = sum(row.count for row in batch.rows if row.count > 1)

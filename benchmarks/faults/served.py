@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import httpx
 import psutil
+from common.processes import end
 from faults.figures import wait_until
 
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -155,7 +156,7 @@ def serve(
                 server.complete()  # the first request waits for the model
                 yield server
         finally:
-            end(process)
+            end(process, 5)
     finally:
         shutil.rmtree(own_folder, ignore_errors=True)
 
@@ -175,23 +176,3 @@ def _begin_session(priority: str, before_exec: Callable[[], None] | None) -> Non
             AUTOGROUP.write_text(priority)
     if before_exec is not None:
         before_exec()
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Ends a server and what it started, stopped processes included."""
-    try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        family = []
-    process.terminate()
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    psutil.wait_procs(family, 10)
-    if process.stdout is not None:
-        process.stdout.close()

@@ -17,8 +17,6 @@ import asyncio
 import contextlib
 import os
 import shlex
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from common.processes import end, free_port
 from server_comparison.client import Chat, ServerError
 
-STOP_S = 20.0
 MIN_KV_BYTES = 64 << 20  # a smaller KV cache cannot be told from other mappings
 
 
@@ -86,9 +84,7 @@ def read_servers(path: Path) -> list[Server]:
 
 def own_server(weights: str, options: str = "") -> Server:
     """Returns `plait serve` of this Python with a weight format. It queues without a time limit, as the peers do."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     serve = f"{shlex.quote(sys.executable)} -P -m plait.cli serve --port {port}"
     command = f"{serve} --weights {weights} {options}"
     return Server(f"plait {weights}{options and ' ' + options}", f"http://127.0.0.1:{port}", "default", command)
@@ -123,7 +119,7 @@ async def started(server: Server) -> AsyncIterator[Started]:
                 await asyncio.sleep(0.1)
             yield Started(chat, time.perf_counter() - start, process.pid)
         finally:
-            _end(process)
+            end(process)
 
 
 async def _answers(chat: Chat) -> bool:
@@ -132,16 +128,6 @@ async def _answers(chat: Chat) -> bool:
     except ServerError:
         return False
     return True
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and its children, which are a process group of their own."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-            return
 
 
 def _resident_kv(process: psutil.Process, budget: int) -> int:

@@ -39,8 +39,8 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Answer).serve_f
 BENCHMARK = """
 import asyncio, contextlib, sys
 sys.path.insert(0, sys.argv[1])
+from common.signals import unwind_on_signal
 from server_comparison.servers import Server, started
-from server_comparison.signals import unwind_on_signal
 import paper_programs
 unwind_on_signal()
 server = Server("peer", sys.argv[2], "m", sys.argv[3])
@@ -137,7 +137,7 @@ def test_scripts_that_start_servers_handle_signals(script) -> None:
 
 def test_an_ignored_signal_stays_ignored() -> None:
     code = "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-    code += "from server_comparison.signals import unwind_on_signal; unwind_on_signal()\n"
+    code += "from common.signals import unwind_on_signal; unwind_on_signal()\n"
     code += "os.kill(os.getpid(), signal.SIGINT); print('here')"
     result = subprocess.run(
         [sys.executable, "-c", code],
