@@ -18,8 +18,8 @@ import itertools
 import select
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,12 +92,11 @@ def side(runtime: Runtime, options: argparse.Namespace, is_attacked: bool) -> Ti
             raise RuntimeError("the attacker did not begin")
         time.sleep(SETTLE_S)
     times, until = Times(), time.perf_counter() + options.seconds
-    threads = [threading.Thread(target=watch, args=(runtime.client, until, times.gaps)) for _ in range(options.streams)]
-    threads.append(threading.Thread(target=ask, args=(runtime.client, until, times)))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(options.streams + 1) as pool:
+        sides = [pool.submit(watch, runtime.client, until, times.gaps) for _ in range(options.streams)]
+        sides.append(pool.submit(ask, runtime.client, until, times))
+    for one in sides:
+        one.result()
     if attacker is not None:
         attacker.communicate("enough\n", timeout=60)
         if attacker.returncode:

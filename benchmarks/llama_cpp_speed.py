@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 PROMPT, STEPS, STREAMS = 512, 24, 16
 
@@ -57,14 +57,8 @@ def with_xllamacpp(path: str, threads: int) -> tuple[float, ...]:
 
 def many_streams(server: object) -> float:
     """Tokens a second of all streams together, from answers so long that the prompts before them count little."""
-    answers: list[dict[str, float]] = []
-    threads = [
-        threading.Thread(target=lambda i=i: answers.append(timings(server, 8, 4 * STEPS, i))) for i in range(STREAMS)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(STREAMS) as pool:
+        answers = list(pool.map(lambda seed: timings(server, 8, 4 * STEPS, seed), range(STREAMS)))
     return sum(answer["predicted_per_second"] for answer in answers)
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import IO, Any
 import httpx
 import psutil
 from common.processes import end
-from faults.figures import wait_until
+from faults.figures import Figure, none_of, wait_until
 
 AUTOGROUP = Path("/proc/self/autogroup")
 KEYS = ("first-key", "second-key")
@@ -88,6 +89,15 @@ class Server:
         """The answers to fixed requests. They do not change."""
         answers = [self.http.post(path, json={"model": "default", **body}) for path, body in CANARIES]
         return [answer.json()["choices"][0]["text"] if answer.is_success else answer.text for answer in answers]
+
+    def same_answers(self, fault: str, expected: list[str]) -> Figure:
+        """Compares the answers to the fixed requests with those that they had."""
+        return none_of(fault, [] if self.canaries() == expected else ["differ"], len(CANARIES), "differ")
+
+    def seconds_to_serve(self) -> float:
+        """The time that a short request takes; infinity if it fails."""
+        start = time.perf_counter()
+        return time.perf_counter() - start if self.complete().status_code == 200 else float("inf")
 
     def num_tracebacks(self) -> int:
         """Tracebacks in the log, without those of failures that `injection/` caused."""
