@@ -83,7 +83,7 @@ class Comparison:
         """Returns the results of one server, with an `error` if it did not start or failed."""
         result: dict[str, Any] = {"most": server.most, "workloads": {}}
         try:
-            async with started(server) as running:
+            with started(server) as running:
                 result["start_s"] = round(running.start_s, 2)
                 for name, work in self.works.items():
                     if name.startswith("decode_") and int(name.removeprefix("decode_")) > server.most:

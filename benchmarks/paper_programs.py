@@ -14,12 +14,10 @@ boundary between two calls, differ, so answers and their lengths may differ.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,20 +87,10 @@ def _peer(options: argparse.Namespace) -> Server | None:
     return named[options.named]
 
 
-@contextlib.contextmanager
-def _running(server: Server) -> Iterator[None]:
-    """Runs the server until the block ends."""
-    with asyncio.Runner() as loop, contextlib.ExitStack() as stack:
-        starting = started(server)
-        loop.run(starting.__aenter__())
-        stack.callback(lambda: loop.run(starting.__aexit__(None, None, None)))
-        yield
-
-
 def _peers_side(server: Server, works: dict[str, Work], tokenizer: Tokenizer, rounds: int) -> Side:
     """Returns the peer's rows. If it does not start or answer, each row says why, so that plait's rows are not lost."""
     try:
-        with _running(server), contextlib.closing(StatelessClient(server.url, tokenizer)) as peer:
+        with started(server), contextlib.closing(StatelessClient(server.url, tokenizer)) as peer:
             return _side(server.name, works, measure_peer, peer, rounds)
     except (ServerError, PlaitError) as error:
         return dict.fromkeys(works, FailedRun(f"it did not start: {error}"))

@@ -13,7 +13,6 @@ A server is a command, an address and a model name. Peers come from a TOML file:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shlex
@@ -22,13 +21,14 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
 from common.processes import end, free_port
-from server_comparison.client import Chat, ServerError
+from server_comparison.client import ANSWER_TIMEOUT_S, Chat, ServerError
 
 MIN_KV_BYTES = 64 << 20  # a smaller KV cache cannot be told from other mappings
 
@@ -90,8 +90,8 @@ def own_server(weights: str, options: str = "") -> Server:
     return Server(f"plait {weights}{options and ' ' + options}", f"http://127.0.0.1:{port}", "default", command)
 
 
-@contextlib.asynccontextmanager
-async def started(server: Server) -> AsyncIterator[Started]:
+@contextlib.contextmanager
+def started(server: Server) -> Iterator[Started]:
     """Runs a server for the block. Raises ServerError with the end of its log if it does not start."""
     if not server.command:
         yield Started(Chat(server.url, server.model, server.most), 0.0, None)
@@ -110,24 +110,24 @@ async def started(server: Server) -> AsyncIterator[Started]:
             start_new_session=True,
         )
         try:
-            chat = Chat(server.url, server.model, server.most)
-            while not await _answers(chat):
+            while not _answers(server):
                 if process.poll() is not None or time.perf_counter() - start > server.start_s:
                     log.seek(0)
                     log_end = log.read().decode(errors="replace").strip()[-400:]
                     raise ServerError(f"{server.name} did not start within {server.start_s:.0f} s: {log_end}")
-                await asyncio.sleep(0.1)
-            yield Started(chat, time.perf_counter() - start, process.pid)
+                time.sleep(0.1)
+            yield Started(Chat(server.url, server.model, server.most), time.perf_counter() - start, process.pid)
         finally:
             end(process)
 
 
-async def _answers(chat: Chat) -> bool:
+def _answers(server: Server) -> bool:
+    body = {"model": server.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     try:
-        await chat.ask([{"role": "user", "content": "Hi"}], 1)
-    except ServerError:
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=ANSWER_TIMEOUT_S, trust_env=False)
+    except httpx.HTTPError:
         return False
-    return True
+    return answer.is_success
 
 
 def _resident_kv(process: psutil.Process, budget: int) -> int:
