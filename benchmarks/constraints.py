@@ -1,4 +1,4 @@
-"""What constraints cost and whether they hold: patterns, schemas, masks; and JSON beside free text on an engine.
+"""What constraints cost and whether they hold: schemas, masks; and JSON beside free text on an engine.
 
 python benchmarks/constraints.py [--schemas FILE.jsonl] [--limit N] [--library | --engine] [--streams 1,16] [--rounds 3]
 
@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "constr
 from compile_pools import results_of
 from pydantic_models import PYDANTIC
 from real_schemas import REAL
-from regex_oracles import PATTERNS, compare_with_oracles
 from schema_cases import REFUSED, ROWS, variants
 from schema_strategies import reference_validator
 
@@ -76,7 +75,6 @@ def main() -> None:
 
 def library(path: Path | None, limit: int) -> None:
     vocabulary = load_tokenizer(locate_model(None)).vocabulary
-    patterns()
     pool = CompilePool(vocabulary, cache_bytes=1 << 32)
     pool.start()
     try:
@@ -100,14 +98,6 @@ def read(path: Path | None) -> list[Any]:
     if path is not None:
         return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
     return [schema for row in ROWS for _, (schema, _, _) in variants(row)] + [schema for schema, _, _ in REFUSED]
-
-
-def patterns() -> None:
-    """Two hundred patterns against re.fullmatch and interegular."""
-    held = [compare_with_oracles(pattern, seed=at, num_texts=300) for at, pattern in enumerate(PATTERNS)]
-    texts, second = sum(one.num_texts for one in held), sum(one.num_interegular for one in held)
-    wrong = sum(len(one.mismatches) for one in held)
-    print(f"patterns: {len(held)}, texts {texts} (interegular told of {second}), mismatches {wrong}")
 
 
 def schemas(listed: list[Any], pool: CompilePool) -> list[tuple[Any, Grammar]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import collections
 import importlib.metadata
+import importlib.util
 import itertools
 import json
 import os
@@ -150,7 +151,6 @@ LIBRARIES = {
     "xgrammar": with_xgrammar,
     "outlines-core": with_outlines,
 }
-PACKAGES = {"plait": "plait", "llguidance": "llguidance", "xgrammar": "xgrammar", "outlines-core": "outlines_core"}
 
 
 def accepts(begin: Compiled, text: str) -> bool:
@@ -325,11 +325,9 @@ def published(path: Path, libraries: dict[str, Any], deadline_s: float) -> None:
         for schema, texts in zip(schemas, found, strict=True):
             judge = jsonschema_rs.validator_for(schema, validate_formats=True, offline=True)
             wrong = [text for text in texts or () if is_valid(judge, text) is False]
-            num_texts, num_wrong, with_wrong = (
-                num_texts + len(texts or ()),
-                num_wrong + len(wrong),
-                with_wrong + bool(wrong),
-            )
+            num_texts += len(texts or ())
+            num_wrong += len(wrong)
+            with_wrong += bool(wrong)
         taken = sum(texts is not None for texts in found)
         print(
             f"  {name:14} compiles {taken} ({taken / len(schemas):.1%}); texts {num_texts}, invalid {num_wrong}, under "
@@ -353,19 +351,8 @@ def fetched(folder: Path, requirement: str) -> Path:
     name, _, version = requirement.partition("==")
     found = folder / f"{name}-{version}"
     if not found.exists():
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-binary",
-            name,
-            "--dest",
-            str(folder),
-            requirement,
-        ]
-        subprocess.run(pip, check=True)
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", name]
+        subprocess.run([*pip, "--dest", str(folder), requirement], check=True)
         subprocess.run(["tar", "xzf", str(folder / f"{name}-{version}.tar.gz"), "-C", str(folder)], check=True)
     return found
 
@@ -395,16 +382,12 @@ def main() -> None:
     parser.add_argument("--only", help="names of libraries, with commas")
     arguments = parser.parse_args()
     arguments.folder.mkdir(exist_ok=True)
-    versions = {}
-    for name, package in PACKAGES.items():
-        try:
-            versions[name] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     libraries = {
-        name: LIBRARIES[name] for name in (arguments.only or ",".join(LIBRARIES)).split(",") if name in versions
+        name: LIBRARIES[name]
+        for name in (arguments.only or ",".join(LIBRARIES)).split(",")
+        if importlib.util.find_spec(name.replace("-", "_"))
     }
-    print(", ".join(f"{name} {versions[name]}" for name in libraries))
+    print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in libraries))
     official(fetched(arguments.folder, SUITE) / "json" / "tests", libraries, arguments.deadline)
     strings(recorded(arguments.folder), libraries, arguments.deadline)
     if arguments.corpus:
