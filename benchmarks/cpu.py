@@ -1,7 +1,7 @@
 """Compares plait with its peers on a CPU, on the same workloads and against the machine's limits.
 
     python benchmarks/cpu.py [--peers FILE.toml] [--weights as-stored,bf16] [--only decode_1,tree] [--repeat 3]
-                             [--small] [--json OUT]
+                             [--small]
 
 Servers run one after the other; each is ended before the next starts. A figure is the median of `--repeat` runs, with
 its share of the machine's limit (see `server_comparison/roofline.py`). `--small` only tests the script. Run it with
@@ -40,7 +40,6 @@ def main() -> int:
     parser.add_argument("--only", help="workloads, by name")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     unwind_on_signal()
     size = SMALL if options.small else FULL
@@ -52,16 +51,9 @@ def main() -> int:
     servers += read_servers(options.peers) if options.peers else []
     comparison = Comparison(works, size, options.repeat, machine, model)
     results = {server.name: asyncio.run(comparison.measure(server)) for server in servers}
-    report = {
-        "when": time.strftime("%Y-%m-%d"),
-        "machine": {"cpu": processor_name(), **machine.as_json()},
-        "small": options.small,
-        "servers": results,
-    }
-    print(f"{report['when']}, {processor_name()}, {machine.threads} threads; in brackets the share of the limits\n")
-    print(table(report))
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1))
+    when = time.strftime("%Y-%m-%d")
+    print(f"{when}, {processor_name()}, {machine.threads} threads; in brackets the share of the limits\n")
+    print(table(results))
     return int(any("error" in result for result in results.values()))
 
 

@@ -10,8 +10,8 @@ one stream, of a prompt of 512 and of 16 streams, the step alone; of one stream 
 (`whole_way.py`), with the share of the step's that they keep (medians of three ratios, in turn); the gaps between
 tokens in the first 10 s; the seconds to load, and the share of the reading limit that one stream reaches: the bytes
 of the weights a token needs over the rate that this machine reads, measured in the same run. With packed weights from
-an earlier run, loading maps them; PLAIT_PACKED_CACHE_GB=0 packs them each time. `--llama`: a Python with llama-cpp-
-python or xllamacpp, which takes a turn in each round. `--beside 19`: each engine is measured a second time in each
+an earlier run, loading maps them; PLAIT_PACKED_CACHE_GB=0 packs them each time. `--llama`: a Python with
+xllamacpp, which takes a turn in each round. `--beside 19`: each engine is measured a second time in each
 round beside a process of that nice value (0: a normal one) that counts on one of the processors; the share of the
 first figures that is kept is printed too. Steps are averaged then, not their median taken, since the other process
 delays only some of them. `--steps` prints the milliseconds of steps of several shapes instead. Run it with nothing
@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", default="1b:Q4_K_M,1b:Q4_0,1b:Q8_0")
     parser.add_argument("--files", default="", help="other GGUF files to measure")
-    parser.add_argument("--llama", help="a Python with llama-cpp-python or xllamacpp")
+    parser.add_argument("--llama", help="a Python with xllamacpp")
     parser.add_argument("--repeat", type=int, default=3, help="rounds; the medians are printed")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "plait-cpu-models")
     parser.add_argument("--beside", type=int, metavar="NICE", help="also beside a busy process")

@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jsonschema_rs
 import llguidance
@@ -62,11 +62,12 @@ WALKS = 3
 WIDTH = len(BYTE_VOCABULARY)
 
 
-class Text:
+class Text(NamedTuple):
     """One text under a compiled schema, byte by byte."""
 
-    def __init__(self, accept: Callable[[int], bool], mask: Callable[[], Any], is_complete: Callable[[], bool]) -> None:
-        self.accept, self.mask, self.is_complete = accept, mask, is_complete
+    accept: Callable[[int], bool]
+    mask: Callable[[], Any]
+    is_complete: Callable[[], bool]
 
 
 Compiled = Callable[[], Text]
