@@ -27,7 +27,6 @@ from server_comparison.servers import Server, Started, own_server, read_servers,
 from server_comparison.table import table
 from server_comparison.workloads import FULL, SMALL, WORKLOADS, Done, Size, Work, run
 
-from plait.runtime.executor.host_machine import host_kv_cache_budget
 from plait.runtime.model_files.locate import locate_model
 
 WEIGHT_BITS = {"bf16": 16.0, "int8": 9.0, "int4": 5.0}  # a block of 32 has 4 bytes of scale and minimum
@@ -114,13 +113,12 @@ class Comparison:
 def memory(server: Server, running: Started, model: Model) -> dict[str, int]:
     """Returns the resident bytes, and for plait's own servers those beyond weights and KV cache."""
     weight_format = server.name.split()[1] if server.name.startswith("plait ") else ""
-    usage = running.memory(host_kv_cache_budget() if weight_format else 0)
-    if usage is None:
-        return {}
+    resident = running.resident_bytes()
+    if not weight_format or not resident:
+        return {"resident": resident} if resident else {}
     bits = WEIGHT_BITS.get(weight_format, 0.0)
     weights = model.weight_bytes if weight_format == "as-stored" else int(model.parameters * bits / 8)
-    overhead = {"beyond_weights_and_kv": usage.resident - usage.kv - weights} if weight_format else {}
-    return {"resident": usage.resident, "kv_resident": usage.kv, **overhead}
+    return {"resident": resident, "beyond_weights_and_kv": resident - running.kv_bytes() - weights}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts: their end, and their processor time."""
+"""Processes that a benchmark starts: their end, their processor time, and their memory."""
 
 from __future__ import annotations
 
@@ -69,3 +69,24 @@ class CpuTimer:
     def read(self) -> float:
         before, self._before = self._before, self._now()
         return self._before - before
+
+
+def runtime_of(server: psutil.Process) -> psutil.Process:
+    """The runtime process of `plait serve`: the child with the most memory."""
+    return max(server.children(), key=lambda child: child.memory_info().rss)
+
+
+def resident_mib(smaps: str) -> tuple[float, float]:
+    """Resident memory in a process's smaps: of its largest mapping without a file (the KV pool), and of all others."""
+    mappings: list[tuple[int, int]] = []  # size and resident memory, in KiB
+    is_anonymous = False
+    for line in smaps.splitlines():
+        words = line.split()
+        if words[0] == "Size:":
+            mappings.append((int(words[1]) if is_anonymous else 0, 0))
+        elif words[0] == "Rss:":
+            mappings[-1] = (mappings[-1][0], int(words[1]))
+        elif not words[0].endswith(":"):
+            is_anonymous = len(words) < 6  # address, permissions, offset, device, inode, and the file's path
+    pool = max(mappings)[1]
+    return pool / 1024, (sum(resident for _, resident in mappings) - pool) / 1024

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import httpx
 import psutil
-from common.processes import end
+from common.processes import end, resident_mib, runtime_of
 from faults.figures import Figure, none_of, wait_until
 
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -40,8 +40,7 @@ class Server:
         self.own = psutil.Process(process.pid)
 
     def runtime(self) -> psutil.Process:
-        """The runtime process: the child with the most memory."""
-        return max(self.own.children(), key=lambda child: child.memory_info().rss)
+        return runtime_of(self.own)
 
     def compilers(self) -> list[psutil.Process]:
         return self.runtime().children()
@@ -105,22 +104,6 @@ class Server:
         return sum(line.startswith("Traceback") for line in lines) - sum(
             line.startswith("sitecustomize.InjectedFault: ") for line in lines
         )
-
-
-def resident_mib(smaps: str) -> tuple[float, float]:
-    """Resident memory in a process's smaps: of its largest mapping without a file (the KV pool), and of all others."""
-    mappings: list[tuple[int, int]] = []  # size and resident memory, in KiB
-    is_anonymous = False
-    for line in smaps.splitlines():
-        words = line.split()
-        if words[0] == "Size:":
-            mappings.append((int(words[1]) if is_anonymous else 0, 0))
-        elif words[0] == "Rss:":
-            mappings[-1] = (mappings[-1][0], int(words[1]))
-        elif not words[0].endswith(":"):
-            is_anonymous = len(words) < 6  # address, permissions, offset, device, inode, and the file's path
-    pool = max(mappings)[1]
-    return pool / 1024, (sum(resident for _, resident in mappings) - pool) / 1024
 
 
 @contextlib.contextmanager

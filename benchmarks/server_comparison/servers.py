@@ -27,10 +27,8 @@ from pathlib import Path
 
 import httpx
 import psutil
-from common.processes import end, free_port
+from common.processes import end, free_port, resident_mib, runtime_of
 from server_comparison.client import ANSWER_TIMEOUT_S, Chat, ServerError
-
-MIN_KV_BYTES = 64 << 20  # a smaller KV cache cannot be told from other mappings
 
 
 @dataclass(frozen=True)
@@ -46,14 +44,6 @@ class Server:
 
 
 @dataclass
-class Memory:
-    """Resident bytes of all processes of a server. `kv`: the resident part of the KV cache; 0 if unknown."""
-
-    resident: int
-    kv: int = 0
-
-
-@dataclass
 class Started:
     """A server that has answered with its first token, `start_s` seconds after its start (0: it already ran)."""
 
@@ -61,17 +51,21 @@ class Started:
     start_s: float
     pid: int | None
 
-    def memory(self, kv_budget: int = 0) -> Memory | None:
-        """Measures the server's memory; None if this program did not start it."""
+    def resident_bytes(self) -> int:
+        """The resident bytes of all processes of the server; 0 if this program did not start it."""
         if self.pid is None:
-            return None
-        resident = kv = 0
-        root = psutil.Process(self.pid)
+            return 0
+        root, resident = psutil.Process(self.pid), 0
         for process in (root, *root.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 resident += process.memory_full_info().pss
-                kv += _resident_kv(process, kv_budget) if kv_budget > MIN_KV_BYTES else 0
-        return Memory(resident, kv)
+        return resident
+
+    def kv_bytes(self) -> int:
+        """The resident part of the KV cache of `plait serve`."""
+        assert self.pid is not None
+        runtime = runtime_of(psutil.Process(self.pid))
+        return int(resident_mib(Path(f"/proc/{runtime.pid}/smaps").read_text())[0] * 2**20)
 
 
 def read_servers(path: Path) -> list[Server]:
@@ -128,10 +122,3 @@ def _answers(server: Server) -> bool:
     except httpx.HTTPError:
         return False
     return answer.is_success
-
-
-def _resident_kv(process: psutil.Process, budget: int) -> int:
-    """Returns the resident bytes of the anonymous mappings whose size is close to the KV budget."""
-    sizes = range(int(0.95 * budget), int(1.1 * budget))
-    mappings = process.memory_maps(grouped=False)
-    return sum(mapping.rss for mapping in mappings if not mapping.path.startswith("/") and mapping.size in sizes)
