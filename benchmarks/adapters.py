@@ -31,17 +31,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from common.steps import random_texts, step_batch
 from safetensors.numpy import save_file
 
 import plait
 from plait.runtime.adapters.adapter import EMBEDDING, HEAD, modules_of
-from plait.runtime.batch.batch import Batch
-from plait.runtime.batch.request import Request
 from plait.runtime.client.call import Call
 from plait.runtime.config import engine_config
 from plait.runtime.executor.runner_factory import make_runner
-from plait.runtime.kv_cache import sequence
-from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 from plait.runtime.sampling_params import sampling_params
@@ -68,16 +65,6 @@ def write_adapter(folder: Path, model: Path, rank: int, seed: int, dtype: type[n
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
     return str(folder)
-
-
-def batch(rows: int, digest_of: Callable[[int], str]) -> Batch:
-    """Rows that each decode their next token."""
-    step = Batch(rows)
-    for row in range(rows):
-        seq = sequence.Sequence(CacheNamespace(adapter=digest_of(row)), [1 + row % 50] * CONTEXT)
-        seq.pages.extend(np.arange(row * CONTEXT, (row + 1) * CONTEXT, dtype=np.int32))
-        step.add(Request(None, seq, 0, CONTEXT - 1), CONTEXT - 1, 1)
-    return step
 
 
 class Traffic:
@@ -200,9 +187,11 @@ def time_steps(model: Path, options: argparse.Namespace) -> None:
     digests = list(runner.adapter_pool.names.values())
     print(f"{model.name}, rank {options.rank}, {type(runner).__name__}: milliseconds of a step, times that of none")
     for rows in (1, 16):
-        steps = {"none": batch(rows, lambda row: "")}
+        texts = random_texts(rows, CONTEXT)
+        steps = {"none": step_batch(texts, 1, CONTEXT - 1)}
         for count in (1, 4, NUM_ADAPTERS):
-            steps[f"{count} adapters"] = batch(rows, lambda row, count=count: digests[row % count])
+            of_rows = [digests[row % count] for row in range(rows)]
+            steps[f"{count} adapters"] = step_batch(texts, 1, CONTEXT - 1, of_rows)
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         for _ in range(options.steps):
             for name, step in steps.items():

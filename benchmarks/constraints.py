@@ -1,17 +1,20 @@
-"""What constraints cost and whether they hold: patterns, schemas, masks, bombs; and the engine under them.
+"""What constraints cost and whether they hold: schemas, masks; and JSON beside free text on an engine.
 
-python benchmarks/constraints.py [--schemas FILE.jsonl] [--limit N] [--library | --engine]
+python benchmarks/constraints.py [--schemas FILE.jsonl] [--limit N] [--library | --engine] [--streams 1,16] [--rounds 3]
 
 Without a file the schemas are those of the tests: the table in five surroundings, the refused ones, and those shaped as
 people write them; a file holds one schema a line. Compiling is timed by the clock of the child that does it. The
-vocabulary is the embedded model's, 49,152 tokens. `--engine` runs the engine's part alone, `--library` the other.
+vocabulary is the embedded model's, 49,152 tokens. `--engine` runs the engine's part alone, `--library` the other. The
+engine's tokens count as the text has them, forced ones included.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -19,23 +22,37 @@ from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "support" / "constrained")]
-import constraints_bombs  # noqa: E402
-from pydantic_models import PYDANTIC  # noqa: E402
-from real_schemas import REAL  # noqa: E402
-from regex_oracles import PATTERNS, compare_with_oracles  # noqa: E402
-from schema_cases import REFUSED, ROWS, variants  # noqa: E402
-from schema_strategies import reference_validator  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "constrained"))
+from compile_pools import results_of
+from pydantic_models import PYDANTIC
+from real_schemas import REAL
+from schema_cases import REFUSED, ROWS, variants
+from schema_strategies import reference_validator
 
-from plait.constrained import CompilePool, Grammar, JsonSchema, Vocabulary, mask_words  # noqa: E402
-from plait.constrained.json_schema.rewrite.document import subschemas  # noqa: E402
-from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS  # noqa: E402
-from plait.runtime.model_files.locate import locate_model  # noqa: E402
-from plait.runtime.sampling.logit_ops import TokenMask  # noqa: E402
-from plait.runtime.sampling.numpy_ops import NumpyLogitOperations  # noqa: E402
-from plait.runtime.tokenizer.tokenizer import load_tokenizer  # noqa: E402
+from plait.constrained import CompilePool, Grammar, GrammarError, JsonSchema, Vocabulary, mask_words
+from plait.constrained.json_schema.rewrite.document import subschemas
+from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
+from plait.runtime.client.call import Call
+from plait.runtime.client.client import Client
+from plait.runtime.model_files.locate import locate_model
+from plait.runtime.process.runtime import Runtime
+from plait.runtime.sampling.logit_ops import TokenMask
+from plait.runtime.sampling.numpy_ops import NumpyLogitOperations
+from plait.runtime.sampling_params import sampling_params
+from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 STEPS, BATCH = 40, 16
+FIELDS: dict[str, Any] = {
+    "full_name": {"type": "string", "maxLength": 24},
+    "date_of_birth": {"type": "string", "format": "date"},
+    "email_address": {"type": "string", "pattern": "^[a-z]{3,12}@[a-z]{3,10}\\.(com|org|net)$"},
+    "occupation": {"enum": ["engineer", "teacher", "doctor", "farmer", "artist"]},
+    "years_of_experience": {"type": "integer", "minimum": 0, "maximum": 60},
+    "is_available": {"type": "boolean"},
+    "preferred_language": {"enum": ["English", "Spanish", "Mandarin", "Hindi", "Arabic"]},
+    "favourite_colours": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+}
+RECORD = JsonSchema({"type": "object", "properties": FIELDS, "required": [*FIELDS], "additionalProperties": False})
 
 
 def main() -> None:
@@ -45,22 +62,23 @@ def main() -> None:
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--library", action="store_true", help="only what needs no model")
     part.add_argument("--engine", action="store_true", help="only the engine under constraints")
+    parser.add_argument("--streams", default="1,16", help="how many texts at once, several numbers with commas")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of JSON and of free text, in turn")
     arguments = parser.parse_args()
     if not arguments.engine:
         library(arguments.schemas, arguments.limit)
     if not arguments.library:
-        import constraints_engine  # loads a model
-
-        constraints_engine.main([])
+        with Runtime() as runtime:
+            for streams in map(int, arguments.streams.split(",")):
+                decoding(runtime.client, streams, arguments.rounds)
 
 
 def library(path: Path | None, limit: int) -> None:
     vocabulary = load_tokenizer(locate_model(None)).vocabulary
-    patterns()
     pool = CompilePool(vocabulary, cache_bytes=1 << 32)
     pool.start()
     try:
-        constraints_bombs.answer(pool, JsonSchema({"type": "null"}))
+        compiled(pool, {"type": "null"})
         taken = schemas(read(path)[:limit], pool)
         if path is None:
             real(pool)
@@ -68,7 +86,11 @@ def library(path: Path | None, limit: int) -> None:
         pool.close()
     walking(taken, vocabulary)
     applying(len(vocabulary))
-    constraints_bombs.main(vocabulary)
+
+
+def compiled(pool: CompilePool, schema: Any, **options: bool) -> Grammar | GrammarError:
+    ticket = pool.submit(JsonSchema(schema, **options))
+    return results_of(pool, [ticket])[ticket]
 
 
 def read(path: Path | None) -> list[Any]:
@@ -78,18 +100,10 @@ def read(path: Path | None) -> list[Any]:
     return [schema for row in ROWS for _, (schema, _, _) in variants(row)] + [schema for schema, _, _ in REFUSED]
 
 
-def patterns() -> None:
-    """Two hundred patterns against re.fullmatch and interegular."""
-    held = [compare_with_oracles(pattern, seed=at, num_texts=300) for at, pattern in enumerate(PATTERNS)]
-    texts, second = sum(one.num_texts for one in held), sum(one.num_interegular for one in held)
-    wrong = sum(len(one.mismatches) for one in held)
-    print(f"patterns: {len(held)}, texts {texts} (interegular told of {second}), mismatches {wrong}")
-
-
 def schemas(listed: list[Any], pool: CompilePool) -> list[tuple[Any, Grammar]]:
     """Compile each; count what is taken, and print the times in the child."""
     pool.compile_s.clear()
-    answers = [(schema, constraints_bombs.answer(pool, JsonSchema(schema))) for schema in listed]
+    answers = [(schema, compiled(pool, schema)) for schema in listed]
     taken = [(schema, grammar) for schema, grammar in answers if isinstance(grammar, Grammar)]
     met = {name for schema, _ in taken for _, part in subschemas(schema, "") for name in part} & ASSERTIONS
     share = f"{len(taken) / len(listed):.1%}"
@@ -104,7 +118,7 @@ def real(pool: CompilePool) -> None:
     """The share of schemas as people write them: as they are, with annotations, and lenient."""
     listed = [*REAL.values(), *PYDANTIC.values()]
     for name, options in (("as they are", {}), ("annotations", {"annotations": True}), ("lenient", {"lenient": True})):
-        found = [constraints_bombs.answer(pool, JsonSchema(schema, **options)) for schema in listed]
+        found = [compiled(pool, schema, **options) for schema in listed]
         taken = sum(isinstance(one, Grammar) for one in found)
         print(f"schemas as people write them, {name}: {taken} of {len(listed)} ({taken / len(listed):.1%})")
 
@@ -166,6 +180,42 @@ def applying(width: int) -> None:
 def show(name: str, times: list[float], unit: str) -> None:
     p50, p99 = np.percentile(times, [50, 99])
     print(f"{name:42} p50 {p50:9.2f} {unit}   p99 {p99:9.2f} {unit}   of {len(times)}")
+
+
+def decoding(client: Client, streams: int, rounds: int) -> None:
+    """JSON and free texts of the same lengths, in turn: the medians of both and their ratio."""
+    seen = itertools.count()
+    speeds: dict[str, list[float]] = {"json": [], "free": []}
+    forced = list[float]()
+
+    def start(max_tokens: int, constraint: Any = None, **fields: Any) -> Call:
+        session = client.open_session()
+        session.append(f"Here is the record of person number {next(seen)}, as JSON:\n")
+        call = session.generate(sampling_params(max_tokens=max_tokens, temperature=0.0, **fields), constraint)
+        session.close()
+        return call
+
+    for round_number in range(rounds + 1):  # the first warms up
+        lengths = list[int]()
+        for side, found in speeds.items():
+            begun = time.perf_counter()
+            if side == "json":
+                calls = [start(400, RECORD) for _ in range(streams)]
+            else:
+                calls = [start(length, ignore_eos=True) for length in lengths]
+            results = [call.result() for call in calls]
+            if round_number:
+                found.append(sum(len(result.token_ids) for result in results) / (time.perf_counter() - begun))
+            if side == "json":
+                lengths = [len(result.token_ids) for result in results]
+                forced += [result.usage.forced_tokens / len(result.token_ids) for result in results]
+                for result in results:
+                    json.loads(result.text)
+    free, constrained = (statistics.median(speeds[side]) for side in ("free", "json"))
+    print(
+        f"{streams:3} streams, a record of 8 fields: JSON {constrained:6.1f} tok/s, free {free:6.1f} tok/s, "
+        f"ratio {constrained / free:.2f}; {statistics.mean(forced):.0%} of the tokens forced"
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """Compares plait with its peers on a CPU, on the same workloads and against the machine's limits.
 
     python benchmarks/cpu.py [--peers FILE.toml] [--weights as-stored,bf16] [--only decode_1,tree] [--repeat 3]
-                             [--curves] [--small] [--json OUT]
+                             [--small]
 
 Servers run one after the other; each is ended before the next starts. A figure is the median of `--repeat` runs, with
-its share of the machine's limit (see `server_comparison/roofline.py`). `--curves` adds the widths and prefix lengths of
-the plots (`benchmarks/plots.py`); `--small` only tests the script. Run it with nothing else on the machine.
-`server_comparison/servers.py` describes the file of peers.
+its share of the machine's limit (see `server_comparison/roofline.py`). `--small` only tests the script. Run it with
+nothing else on the machine. `server_comparison/servers.py` describes the file of peers.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from common.signals import unwind_on_signal
 from server_comparison.client import ServerError
 from server_comparison.roofline import Machine, Model, describe, measure, processor_name
 from server_comparison.servers import Server, Started, own_server, read_servers, started
-from server_comparison.signals import unwind_on_signal
 from server_comparison.table import table
-from server_comparison.workloads import CURVES, FULL, SMALL, WORKLOADS, Done, Size, Work, prefix_curve, run
+from server_comparison.workloads import FULL, SMALL, WORKLOADS, Done, Size, Work, run
 
-from plait.runtime.executor.host_machine import host_kv_cache_budget
 from plait.runtime.model_files.locate import locate_model
 
 WEIGHT_BITS = {"bf16": 16.0, "int8": 9.0, "int4": 5.0}  # a block of 32 has 4 bytes of scale and minimum
@@ -40,15 +38,11 @@ def main() -> int:
     parser.add_argument("--weights", default="as-stored,bf16", help="plait's weight formats; a server each")
     parser.add_argument("--only", help="workloads, by name")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--curves", action="store_true")
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     unwind_on_signal()
     size = SMALL if options.small else FULL
-    works = {**WORKLOADS, **(CURVES | prefix_curve(size) if options.curves else {})}
-    if options.only:
-        works = {name: works[name] for name in options.only.split(",")}
+    works = {name: WORKLOADS[name] for name in options.only.split(",")} if options.only else WORKLOADS
     model = describe(locate_model(None))
     machine = measure()
     print(f"limits: {machine.read_b_s / 1e9:.1f} GB/s read, {machine.bf16_flop_s / 1e9:.0f} GFLOP/s bf16", flush=True)
@@ -56,15 +50,9 @@ def main() -> int:
     servers += read_servers(options.peers) if options.peers else []
     comparison = Comparison(works, size, options.repeat, machine, model)
     results = {server.name: asyncio.run(comparison.measure(server)) for server in servers}
-    report = {
-        "when": time.strftime("%Y-%m-%d"),
-        "machine": {"cpu": processor_name(), **machine.as_json()},
-        "small": options.small,
-        "servers": results,
-    }
-    print(table(report))
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1))
+    when = time.strftime("%Y-%m-%d")
+    print(f"{when}, {processor_name()}, {machine.threads} threads; in brackets the share of the limits\n")
+    print(table(results))
     return int(any("error" in result for result in results.values()))
 
 
@@ -86,7 +74,7 @@ class Comparison:
         """Returns the results of one server, with an `error` if it did not start or failed."""
         result: dict[str, Any] = {"most": server.most, "workloads": {}}
         try:
-            async with started(server) as running:
+            with started(server) as running:
                 result["start_s"] = round(running.start_s, 2)
                 for name, work in self.works.items():
                     if name.startswith("decode_") and int(name.removeprefix("decode_")) > server.most:
@@ -125,13 +113,12 @@ class Comparison:
 def memory(server: Server, running: Started, model: Model) -> dict[str, int]:
     """Returns the resident bytes, and for plait's own servers those beyond weights and KV cache."""
     weight_format = server.name.split()[1] if server.name.startswith("plait ") else ""
-    usage = running.memory(host_kv_cache_budget() if weight_format else 0)
-    if usage is None:
-        return {}
+    resident = running.resident_bytes()
+    if not weight_format or not resident:
+        return {"resident": resident} if resident else {}
     bits = WEIGHT_BITS.get(weight_format, 0.0)
     weights = model.weight_bytes if weight_format == "as-stored" else int(model.parameters * bits / 8)
-    overhead = {"beyond_weights_and_kv": usage.resident - usage.kv - weights} if weight_format else {}
-    return {"resident": usage.resident, "kv_resident": usage.kv, **overhead}
+    return {"resident": resident, "beyond_weights_and_kv": resident - running.kv_bytes() - weights}
 
 
 if __name__ == "__main__":

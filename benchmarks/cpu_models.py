@@ -1,7 +1,7 @@
 """Measures the packed CPU decoder on models of several sizes and forms, beside llama.cpp where that is installed.
 
     python benchmarks/cpu_models.py [--rows 1b:Q4_K_M,1b:Q4_0,8b:Q4_K_M] [--files a.gguf,b.gguf] [--llama PYTHON]
-                                    [--repeat 3] [--folder DIR] [--beside NICE]
+                                    [--repeat 3] [--folder DIR] [--beside NICE] [--steps]
 
 A row is a shape of Llama's (270m, 1b, 3b, 8b), or of Qwen 3 with experts (moe), and a form: a GGUF type for all
 matrices, or Q4_K_M, which mixes Q4_K and Q6_K as llama.cpp does. The file is made in `--folder` with random weights
@@ -10,11 +10,12 @@ one stream, of a prompt of 512 and of 16 streams, the step alone; of one stream 
 (`whole_way.py`), with the share of the step's that they keep (medians of three ratios, in turn); the gaps between
 tokens in the first 10 s; the seconds to load, and the share of the reading limit that one stream reaches: the bytes
 of the weights a token needs over the rate that this machine reads, measured in the same run. With packed weights from
-an earlier run, loading maps them; PLAIT_PACKED_CACHE_GB=0 packs them each time. `--llama`: a Python with llama-cpp-
-python or xllamacpp, which takes a turn in each round. `--beside 19`: each engine is measured a second time in each
+an earlier run, loading maps them; PLAIT_PACKED_CACHE_GB=0 packs them each time. `--llama`: a Python with
+xllamacpp, which takes a turn in each round. `--beside 19`: each engine is measured a second time in each
 round beside a process of that nice value (0: a normal one) that counts on one of the processors; the share of the
 first figures that is kept is printed too. Steps are averaged then, not their median taken, since the other process
-delays only some of them. Run it with nothing else on the machine.
+delays only some of them. `--steps` prints the milliseconds of steps of several shapes instead. Run it with nothing
+else on the machine.
 """
 
 from __future__ import annotations
@@ -32,21 +33,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
+from common.steps import random_texts, step_batch
 from random_models import make_file
 from server_comparison.roofline import processor_name, read_bytes_per_s
 from whole_way import WholeWay
 
-from plait.runtime.batch.batch import Batch
-from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
 from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
 from plait.runtime.executor.runner_factory import make_runner
-from plait.runtime.kv_cache.radix_node import CacheNamespace
-from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.model_files.locate import locate_model
 
 PROMPT, STREAMS = 512, 16
+SHAPES = [(1, 1, 100), (1, 1, 1000), (4, 1, 200), (16, 1, 200), (64, 1, 200), (1, 256, 256), (1, 256, 1024)]
 FIRST_S = 10.0  # after a start, whose gaps are measured
 BESIDE = " beside"
 Average = Callable[[list[float]], float]
@@ -57,10 +55,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", default="1b:Q4_K_M,1b:Q4_0,1b:Q8_0")
     parser.add_argument("--files", default="", help="other GGUF files to measure")
-    parser.add_argument("--llama", help="a Python with llama-cpp-python or xllamacpp")
+    parser.add_argument("--llama", help="a Python with xllamacpp")
     parser.add_argument("--repeat", type=int, default=3, help="rounds; the medians are printed")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "plait-cpu-models")
     parser.add_argument("--beside", type=int, metavar="NICE", help="also beside a busy process")
+    parser.add_argument("--steps", action="store_true", help="only steps of several shapes")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     files = [make_file(options.folder, *row.split(":")) for row in filter(None, options.rows.split(","))]
@@ -68,6 +67,10 @@ def main() -> None:
         Path(locate_model(None) if file == "embedded" else file) for file in filter(None, options.files.split(","))
     ]
     print(f"{processor_name()}, {len(os.sched_getaffinity(0))} processors\n")
+    if options.steps:
+        for path in files:
+            print_steps(path)
+        return
     print(
         "| model | engine | one stream | language | HTTP | prompt of 512 | 16 streams | load | of the reading limit |"
     )
@@ -144,16 +147,30 @@ def measure_llama(python: str, path: Path, limit: float) -> Figures:
 def measure_plait(path: Path, average: Average) -> Figures:
     """Returns the row's figures of plait. `average`: of the times of steps."""
     start = time.perf_counter()
-    runner, _, _ = make_runner(engine_config(max_pages=STREAMS * PROMPT), path)
+    runner = packed_runner(path, STREAMS * PROMPT)
     load = time.perf_counter() - start
-    if not isinstance(runner, PackedCpuRunner):
-        raise SystemExit(f"{path} is not packed on this machine; `plait check --model {path}` says why")
     prompt = PROMPT / step_seconds(runner, 1, PROMPT, PROMPT, 3, average)
     one = step_seconds(runner, 1, 1, 200, 25, average)
     many = STREAMS / step_seconds(runner, STREAMS, 1, 200, 25, average)
     limit = weight_bytes(runner) / read_bytes_per_s(len(os.sched_getaffinity(0)))
     language, http = measure_way(path, runner)
     return Figures(1 / one, language / one, http / one, prompt, many, load, limit / one)
+
+
+def packed_runner(path: Path, max_pages: int) -> PackedCpuRunner:
+    runner, _, _ = make_runner(engine_config(max_pages=max_pages), path)
+    if not isinstance(runner, PackedCpuRunner):
+        raise SystemExit(f"{path} is not packed on this machine; `plait check --model {path}` says why")
+    return runner
+
+
+def print_steps(path: Path) -> None:
+    """Prints the median time of steps of several shapes."""
+    runner = packed_runner(path, max(rows * length for rows, _, length in SHAPES))
+    for rows, new, length in SHAPES:
+        seconds = step_seconds(runner, rows, new, length, 30 if new == 1 else 6)
+        text = f"{rows:3} rows of {new:3} tokens after {length - new:4}: {1e3 * seconds:7.2f} ms"
+        print(f"{path.stem}, {text}, {rows * new / seconds:6.0f} tok/s", flush=True)
 
 
 def measure_way(path: Path, runner: PackedCpuRunner) -> tuple[float, float]:
@@ -172,12 +189,7 @@ def step_seconds(
     runner: PackedCpuRunner, rows: int, new: int, length: int, steps: int, average: Average = statistics.median
 ) -> float:
     """Returns the average time of a step of `rows` requests with `new` new tokens of `length` each."""
-    batch = Batch(1 << 20)
-    for i in range(rows):
-        seq = Sequence(CacheNamespace(), np.random.default_rng(i).integers(0, 1000, length).tolist())
-        seq.pages.extend(np.arange(i * length, (i + 1) * length, dtype=np.int32))
-        batch.add(Request(None, seq, 0, length - 1), length - new, new)
-    times = []
+    batch, times = step_batch(random_texts(rows, length), new, length - 1), []
     for _ in range(steps):
         start = time.perf_counter()
         runner.argmax_tokens(runner.forward(batch))

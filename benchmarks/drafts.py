@@ -48,62 +48,18 @@ def report(items, rate):
     print("total:", total(items, rate))
     print("mean:", mean(items, rate))
 """
-TABLES = """CREATE TABLE users (
-    id INTEGER PRIMARY KEY,
-    name TEXT NOT NULL,
-    email TEXT NOT NULL,
-    created_at TIMESTAMP
-);
-
-CREATE TABLE orders (
-    id INTEGER PRIMARY KEY,
-    user_id INTEGER REFERENCES users(id),
-    total REAL NOT NULL,
-    created_at TIMESTAMP
-);
-"""
-TESTS = """def test_add():
-    basket = Basket("ada", 0.1)
-    basket.add("apple", 3)
-    basket.add("pear", 2)
-    assert basket.count() == 5
-    assert basket.price() == 11
-
-
-def test_remove():
-    basket = Basket("ada", 0.1)
-    basket.add("apple", 3)
-    basket.remove("apple")
-    assert basket.count() == 0
-    assert basket.price() == 0
-"""
 
 
 def chat_prompt(request: str, answer: str = "") -> str:
     return f"<|im_start|>user\nRequest {{number}}: {request}<|im_end|>\n<|im_start|>assistant\n{answer}"
 
 
-def edit_prompt(request: str, language: str, code: str, output_prefix: str = "") -> str:
-    return chat_prompt(f"{request}\n```{language}\n{code}```", f"```{language}\n{output_prefix}")
-
-
 PROMPTS = {
     "a quote from a document": f'{{number}}. {DOCUMENT}\n\nThe document says: "The lighthouse at Cape Merrow was',
-    "an answer that quotes": chat_prompt(
-        f"{DOCUMENT}\n\nWhat does the document say about the tower and the lamp? Quote it."
-    ),
-    "edit: rename, begun": edit_prompt(
-        "Rename the variable `result` to `amount`:", "python", CODE, "def total(items, rate):\n    amount = 0\n"
-    ),
-    "edit: rename": edit_prompt("Rename the variable `result` to `amount`:", "python", CODE),
-    "edit: tables": edit_prompt("Rename the column `created_at` to `made_at`:", "sql", TABLES),
-    "edit: a test": edit_prompt("Add a test for `clear`:", "python", TESTS),
     "a story": "{number}. Once upon a time, in a village between two mountains, a girl could talk to the wind.",
     "an answer": "{number}. Question: Why is the sky blue during the day and red in the evening?\nAnswer:",
     "an explanation": chat_prompt("Explain how a bicycle stays upright."),
 }
-
-
 SETTINGS = {"none": {"drafts": ()}, "lookup": {"drafts": ("prompt",)}, "all": {}}
 NAMES, SURNAMES = ("Ada", "Boris", "Carla", "Dmitri", "Elena", "Farid"), ("Lindqvist", "Okafor", "Moreau", "Tanaka")
 ROLES = ("engineer", "designer", "accountant", "lawyer")
@@ -179,7 +135,8 @@ def agent(count: int) -> Iterator[Work]:
 def edits(count: int) -> Iterator[Work]:
     changes = ("Rename `result` to `amount`", "Add a docstring to `mean`", "Round the mean", "Print the rate too")
     for number in range(count):
-        yield edit_prompt(f"{changes[number % len(changes)]}:", "python", CODE).format(number=number), None
+        request = f"{changes[number % len(changes)]}:\n```python\n{CODE}```"
+        yield chat_prompt(request, "```python\n").format(number=number), None
 
 
 MANY: dict[str, Callable[[int], Iterator[Work]]] = {"extraction": extraction, "agent": agent, "edits": edits}

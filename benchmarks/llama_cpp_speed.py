@@ -2,43 +2,25 @@
 
     PYTHON benchmarks/llama_cpp_speed.py MODEL.gguf THREADS
 
-PYTHON has llama-cpp-python or xllamacpp. Its build decides which instructions llama.cpp uses. Prints tokens a second of
-one stream, of a prompt of 512 and of 16 streams (0 with llama-cpp-python), and the seconds to load.
+PYTHON has xllamacpp. Its build decides which instructions llama.cpp uses. Prints tokens a second of one stream, of a
+prompt of 512 and of 16 streams, and the seconds to load.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 PROMPT, STEPS, STREAMS = 512, 24, 16
 
 
 def main() -> None:
-    measure = with_xllamacpp if importlib.util.find_spec("xllamacpp") else with_llama_cpp_python
     print(*measure(sys.argv[1], int(sys.argv[2])))
 
 
-def with_llama_cpp_python(path: str, threads: int) -> tuple[float, ...]:
-    from llama_cpp import Llama
-
-    start = time.perf_counter()
-    model = Llama(path, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False, n_batch=PROMPT)
-    load = time.perf_counter() - start
-    start = time.perf_counter()
-    model.eval(text_of(PROMPT, 0))
-    prompt, steps = time.perf_counter() - start, []
-    for _ in range(STEPS):
-        start = time.perf_counter()
-        model.eval([100])
-        steps.append(time.perf_counter() - start)
-    return 1 / sorted(steps)[STEPS // 2], PROMPT / prompt, 0.0, load
-
-
-def with_xllamacpp(path: str, threads: int) -> tuple[float, ...]:
+def measure(path: str, threads: int) -> tuple[float, ...]:
     """llama.cpp's own server in this process, and the times that it reports with its answers."""
     import xllamacpp
 
@@ -57,14 +39,8 @@ def with_xllamacpp(path: str, threads: int) -> tuple[float, ...]:
 
 def many_streams(server: object) -> float:
     """Tokens a second of all streams together, from answers so long that the prompts before them count little."""
-    answers: list[dict[str, float]] = []
-    threads = [
-        threading.Thread(target=lambda i=i: answers.append(timings(server, 8, 4 * STEPS, i))) for i in range(STREAMS)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(STREAMS) as pool:
+        answers = list(pool.map(lambda seed: timings(server, 8, 4 * STEPS, seed), range(STREAMS)))
     return sum(answer["predicted_per_second"] for answer in answers)
 
 

@@ -9,40 +9,34 @@ computed, and cache hits relative to an ideal cache (paper/ideal_cache.py). On t
 text, and calls of branches and batches run concurrently (paper/stateless_client.py), as with a client of that server.
 plait runs first, and has ended before the peer starts. Decoding is greedy, but the weights, and the tokens at the
 boundary between two calls, differ, so answers and their lengths may differ.
-
-The overhead of the cache where nothing is shared is measured in one process (paper/cache_overhead.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from paper.cache_overhead import cache_overhead
+from common.signals import unwind_on_signal
 from paper.stateless_client import StatelessClient
 from paper.timing import FailedRun, Measurement, measure_peer, measure_plait
-from paper.workloads import ALONE, UNSHARED, Work, workloads
+from paper.workloads import UNSHARED, Work, workloads
 from server_comparison.client import ServerError
 from server_comparison.servers import Server, own_server, read_servers, started
-from server_comparison.signals import unwind_on_signal
 
 import plait
 from plait.runtime.errors import PlaitError
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 Side = dict[str, Measurement | FailedRun]
-GOAL_OF_BEST, GOAL_WALL, GOAL_COST = 0.96, 0.5, 0.003
+GOAL_OF_BEST, GOAL_WALL = 0.96, 0.5
 
 
 def main() -> int:
@@ -61,18 +55,7 @@ def main() -> int:
     if server is not None:
         results[server.name] = _peers_side(server, works, tokenizer, options.rounds)
     print(table(results, list(works)))
-    cost = cache_overhead(works[ALONE]) if ALONE in works else None
-    if cost is not None:
-        print(
-            f"\nThe cache's cost where nothing is shared: {cost.sharing:.2%} of the time (goal: below {GOAL_COST:.1%}),"
-        )
-        print(f"beside {cost.pages:.2%} for handing out pages, which are needed without a cache too.")
     print(f"Load when it ended: {os.getloadavg()[0]:.1f}; a run is the median of {options.rounds}.")
-    if options.json:
-        rows = {side: {name: took._asdict() for name, took in row.items()} for side, row in results.items()}
-        options.json.write_text(
-            json.dumps({"when": time.strftime("%Y-%m-%d"), "cost": cost and cost._asdict(), "sides": rows}, indent=1)
-        )
     return int(any(isinstance(row, FailedRun) for rows in results.values() for row in rows.values()))
 
 
@@ -88,7 +71,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", type=int, default=4, help="scales the number of users and items")
     parser.add_argument("--only", nargs="*", metavar="NAME", help="programs of the table")
-    parser.add_argument("--json", type=Path, metavar="OUT")
     return parser.parse_args()
 
 
@@ -105,20 +87,10 @@ def _peer(options: argparse.Namespace) -> Server | None:
     return named[options.named]
 
 
-@contextlib.contextmanager
-def _running(server: Server) -> Iterator[None]:
-    """Runs the server until the block ends."""
-    with asyncio.Runner() as loop, contextlib.ExitStack() as stack:
-        starting = started(server)
-        loop.run(starting.__aenter__())
-        stack.callback(lambda: loop.run(starting.__aexit__(None, None, None)))
-        yield
-
-
 def _peers_side(server: Server, works: dict[str, Work], tokenizer: Tokenizer, rounds: int) -> Side:
     """Returns the peer's rows. If it does not start or answer, each row says why, so that plait's rows are not lost."""
     try:
-        with _running(server), contextlib.closing(StatelessClient(server.url, tokenizer)) as peer:
+        with started(server), contextlib.closing(StatelessClient(server.url, tokenizer)) as peer:
             return _side(server.name, works, measure_peer, peer, rounds)
     except (ServerError, PlaitError) as error:
         return dict.fromkeys(works, FailedRun(f"it did not start: {error}"))

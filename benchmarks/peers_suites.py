@@ -16,32 +16,39 @@ from __future__ import annotations
 import argparse
 import collections
 import importlib.metadata
+import importlib.util
+import itertools
 import json
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jsonschema_rs
 import llguidance
 import numpy as np
 import outlines_core
-from constraints_peers import in_children
-from schema_coverage import accepts_some_order, groups
-from schema_strategies import BYTE_VOCABULARY, EOS_ID
+from common.child_runs import in_children
 
 try:
     import xgrammar  # here, since it takes seconds
 except ImportError:
     xgrammar = None
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "constrained"))
+from schema_strategies import BYTE_VOCABULARY, EOS_ID
+
 from plait.constrained import JsonSchema, Matcher, mask_words
 from plait.constrained.compiler import build_grammar, compile_spec
 from plait.constrained.guidance.llguidance_tokenizer import tokenizer_of
 
+SCHEMA_URIS = {
+    "draft7": "http://json-schema.org/draft-07/schema#",
+    "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
+}
 SUITE, STRINGS = "jsonschema==4.26.0", "xgrammar==0.2.9"
 TEST_FILES = (
     "json_schema_converter",
@@ -50,15 +57,17 @@ TEST_FILES = (
     "grammar_matcher_json_schema",
 )
 MAX_STEPS = 400  # bytes of a random text
+MAX_ORDERS = 24  # of the names of a value
 WALKS = 3
 WIDTH = len(BYTE_VOCABULARY)
 
 
-class Text:
+class Text(NamedTuple):
     """One text under a compiled schema, byte by byte."""
 
-    def __init__(self, accept: Callable[[int], bool], mask: Callable[[], Any], is_complete: Callable[[], bool]) -> None:
-        self.accept, self.mask, self.is_complete = accept, mask, is_complete
+    accept: Callable[[int], bool]
+    mask: Callable[[], Any]
+    is_complete: Callable[[], bool]
 
 
 Compiled = Callable[[], Text]
@@ -143,7 +152,6 @@ LIBRARIES = {
     "xgrammar": with_xgrammar,
     "outlines-core": with_outlines,
 }
-PACKAGES = {"plait": "plait", "llguidance": "llguidance", "xgrammar": "xgrammar", "outlines-core": "outlines_core"}
 
 
 def accepts(begin: Compiled, text: str) -> bool:
@@ -211,7 +219,7 @@ def walk(state: Text, rng: random.Random) -> str | None:
 
 
 def official(folder: Path, libraries: dict[str, Any], deadline_s: float) -> None:
-    listed = [group for _, _, group in groups(folder)]
+    listed = list(groups(folder))
     print(f"official suite, drafts 7 and 2020-12: {len(listed)} schemas")
     for name, library in libraries.items():
         found = in_children(partial(try_group, library), listed, deadline_s)
@@ -220,6 +228,44 @@ def official(folder: Path, libraries: dict[str, Any], deadline_s: float) -> None
             for group, verdict in zip(listed, found, strict=True)
         )
         show(name, verdicts, len(listed))
+
+
+def groups(folder: Path) -> Iterator[Any]:
+    """Yields the group of tests of each schema of the suite that names no other document, `$schema` included.
+
+    The tests of format.json say that a format is not asserted. Their values are judged with formats asserted instead.
+    """
+    for draft, uri in SCHEMA_URIS.items():
+        for path in sorted((folder / draft).glob("*.json")):
+            for group in json.loads(path.read_text()):
+                schema = group["schema"]
+                if "localhost:1234" in json.dumps(schema):
+                    continue
+                if isinstance(schema, dict):
+                    schema.setdefault("$schema", uri)
+                if path.stem == "format":
+                    judge = jsonschema_rs.validator_for(schema, validate_formats=True)
+                    group["tests"] = [{**test, "valid": judge.is_valid(test["data"])} for test in group["tests"]]
+                yield group
+
+
+def accepts_some_order(accepts_text: Callable[[str], bool], value: Any) -> bool:
+    texts = (json.dumps(v, ensure_ascii=False, separators=(",", ":")) for v in orders(value))
+    return any(accepts_text(text) for text in itertools.islice(texts, MAX_ORDERS))
+
+
+def orders(value: Any) -> Iterator[Any]:
+    """Yields a value with the names of its objects in every order; 1.0 becomes 1."""
+    if isinstance(value, dict):
+        for names in itertools.permutations(value):
+            for items in itertools.product(*(list(itertools.islice(orders(value[name]), 6)) for name in names)):
+                yield dict(zip(names, items, strict=True))
+    elif isinstance(value, list):
+        yield from map(list, itertools.product(*(list(itertools.islice(orders(item), 6)) for item in value)))
+    elif isinstance(value, float) and value.is_integer() and abs(value) <= 1 << 53:
+        yield int(value)
+    else:
+        yield value
 
 
 def strings(path: Path, libraries: dict[str, Any], deadline_s: float) -> None:
@@ -280,11 +326,9 @@ def published(path: Path, libraries: dict[str, Any], deadline_s: float) -> None:
         for schema, texts in zip(schemas, found, strict=True):
             judge = jsonschema_rs.validator_for(schema, validate_formats=True, offline=True)
             wrong = [text for text in texts or () if is_valid(judge, text) is False]
-            num_texts, num_wrong, with_wrong = (
-                num_texts + len(texts or ()),
-                num_wrong + len(wrong),
-                with_wrong + bool(wrong),
-            )
+            num_texts += len(texts or ())
+            num_wrong += len(wrong)
+            with_wrong += bool(wrong)
         taken = sum(texts is not None for texts in found)
         print(
             f"  {name:14} compiles {taken} ({taken / len(schemas):.1%}); texts {num_texts}, invalid {num_wrong}, under "
@@ -308,19 +352,8 @@ def fetched(folder: Path, requirement: str) -> Path:
     name, _, version = requirement.partition("==")
     found = folder / f"{name}-{version}"
     if not found.exists():
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-binary",
-            name,
-            "--dest",
-            str(folder),
-            requirement,
-        ]
-        subprocess.run(pip, check=True)
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", name]
+        subprocess.run([*pip, "--dest", str(folder), requirement], check=True)
         subprocess.run(["tar", "xzf", str(folder / f"{name}-{version}.tar.gz"), "-C", str(folder)], check=True)
     return found
 
@@ -350,16 +383,12 @@ def main() -> None:
     parser.add_argument("--only", help="names of libraries, with commas")
     arguments = parser.parse_args()
     arguments.folder.mkdir(exist_ok=True)
-    versions = {}
-    for name, package in PACKAGES.items():
-        try:
-            versions[name] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     libraries = {
-        name: LIBRARIES[name] for name in (arguments.only or ",".join(LIBRARIES)).split(",") if name in versions
+        name: LIBRARIES[name]
+        for name in (arguments.only or ",".join(LIBRARIES)).split(",")
+        if importlib.util.find_spec(name.replace("-", "_"))
     }
-    print(", ".join(f"{name} {versions[name]}" for name in libraries))
+    print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in libraries))
     official(fetched(arguments.folder, SUITE) / "json" / "tests", libraries, arguments.deadline)
     strings(recorded(arguments.folder), libraries, arguments.deadline)
     if arguments.corpus:

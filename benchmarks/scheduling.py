@@ -20,7 +20,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from simulated_engine import VOCAB, Clock, OneTokenModel
 
 from plait.constrained import CompilePool, Vocabulary
 from plait.runtime.arrays import Float32Array
@@ -33,7 +32,7 @@ from plait.runtime.scheduler.engine_loop import EngineLoop
 from plait.runtime.scheduler.policy import batching
 
 FIXED_S, ROW_S, TOKEN_S = 0.012, 0.0006, 0.0008
-CLIENT, PAGES, CONTEXT = b"simulated", 400_000, 16_384
+CLIENT, PAGES, CONTEXT, VOCAB = b"simulated", 400_000, 16_384, 4096
 WORKLOADS = ("long calls", "long programs")
 
 
@@ -57,17 +56,32 @@ class Program:
 
 
 @dataclass
-class Model(OneTokenModel):
+class Clock:
+    """The simulated time in seconds, which the scheduler reads in place of `time.monotonic`."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@dataclass
+class Model:
     """A model runner that gives every token the same logits and advances the clock."""
 
     clock: Clock
     num_pages: int = PAGES
     max_batch_tokens: int = 256
+    num_saved_reads: int = 0
+    adapter_pool: None = None
 
     def forward(self, batch: Any) -> Float32Array:
         num_prompt_tokens = sum(row.count for row in batch.rows if row.count > 1)
         self.clock.now += FIXED_S + ROW_S * len(batch.rows) + TOKEN_S * num_prompt_tokens
         return np.zeros((batch.num_logits, 1), np.float32)
+
+    def argmax_tokens(self, hidden: Float32Array) -> tuple[list[float], list[int]]:
+        return [1.0] * len(hidden), [1] * len(hidden)
 
 
 @dataclass

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from server_comparison.signals import unwind_on_signal
+from common.processes import CpuTimer, ended, free_port
+from common.signals import unwind_on_signal
 from serving.http_load import Stream, run, single_ttft, ttft_under_load
 
 SERVE = """
@@ -46,23 +46,7 @@ with Runtime(progress=False, prompt_lookup=False, **json.loads(sys.argv[1])) as 
     sys.stdin.read()
 """
 HERE = Path(__file__).parent / "serving"
-STOP_S = 20.0
 PROBES = 12  # single requests per round
-
-
-class CpuTimer:
-    """Measures the CPU seconds of a process since the timer was created or last read."""
-
-    def __init__(self, pid: int) -> None:
-        self._tasks = Path(f"/proc/{pid}/task")
-        self._before = self._now()
-
-    def _now(self) -> float:
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in self._tasks.iterdir()) / 1e9
-
-    def read(self) -> float:
-        before, self._before = self._before, self._now()
-        return self._before - before
 
 
 class InProcess:
@@ -105,32 +89,13 @@ def runtime(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
 @contextlib.contextmanager
 def server(address: str) -> Iterator[tuple[int, int]]:
     """Starts a server in front of a runtime. Yields its port and process id."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-c", SERVE, address, str(port)]
     quiet = subprocess.DEVNULL
     with ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, stdin=subprocess.PIPE)) as process:
         assert process.stdout is not None
         process.stdout.readline()
         yield port, process.pid
-
-
-@contextlib.contextmanager
-def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
-    """Ends a process with the block: closes its standard input, then sends SIGTERM, then SIGKILL."""
-    try:
-        yield process
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(2)
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def prompts(count: int, topic: str) -> list[str]:

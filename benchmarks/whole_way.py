@@ -26,7 +26,8 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
-from serving_overhead import CpuTimer, server
+from common.processes import CpuTimer
+from serving_overhead import server
 
 import plait
 from plait import gen

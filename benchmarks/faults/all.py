@@ -21,11 +21,11 @@ from types import FrameType
 
 ROOT = Path(__file__).parents[2]
 SUPPORT = [ROOT / "tests" / "support" / name for name in ("engine", "constrained", "models")]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "serving"), *map(str, SUPPORT)]
+sys.path[:0] = [str(ROOT / "benchmarks"), *map(str, SUPPORT)]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from common.signals import unwind_on_signal  # noqa: E402
 from faults.figures import Figure, Scale  # noqa: E402
-from server_comparison.signals import unwind_on_signal  # noqa: E402
 
 # name: the most seconds it may take. A module of groups/ with a function `inflict(scale)`.
 GROUPS = {

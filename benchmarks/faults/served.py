@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import IO, Any
 
 import httpx
 import psutil
-from faults.figures import wait_until
+from common.processes import end, resident_mib, runtime_of
+from faults.figures import Figure, none_of, wait_until
 
 AUTOGROUP = Path("/proc/self/autogroup")
 KEYS = ("first-key", "second-key")
@@ -38,8 +40,7 @@ class Server:
         self.own = psutil.Process(process.pid)
 
     def runtime(self) -> psutil.Process:
-        """The runtime process: the child with the most memory."""
-        return max(self.own.children(), key=lambda child: child.memory_info().rss)
+        return runtime_of(self.own)
 
     def compilers(self) -> list[psutil.Process]:
         return self.runtime().children()
@@ -88,28 +89,21 @@ class Server:
         answers = [self.http.post(path, json={"model": "default", **body}) for path, body in CANARIES]
         return [answer.json()["choices"][0]["text"] if answer.is_success else answer.text for answer in answers]
 
+    def same_answers(self, fault: str, expected: list[str]) -> Figure:
+        """Compares the answers to the fixed requests with those that they had."""
+        return none_of(fault, [] if self.canaries() == expected else ["differ"], len(CANARIES), "differ")
+
+    def seconds_to_serve(self) -> float:
+        """The time that a short request takes; infinity if it fails."""
+        start = time.perf_counter()
+        return time.perf_counter() - start if self.complete().status_code == 200 else float("inf")
+
     def num_tracebacks(self) -> int:
         """Tracebacks in the log, without those of failures that `injection/` caused."""
         lines = self.log.read_text(errors="replace").splitlines()
         return sum(line.startswith("Traceback") for line in lines) - sum(
             line.startswith("sitecustomize.InjectedFault: ") for line in lines
         )
-
-
-def resident_mib(smaps: str) -> tuple[float, float]:
-    """Resident memory in a process's smaps: of its largest mapping without a file (the KV pool), and of all others."""
-    mappings: list[tuple[int, int]] = []  # size and resident memory, in KiB
-    is_anonymous = False
-    for line in smaps.splitlines():
-        words = line.split()
-        if words[0] == "Size:":
-            mappings.append((int(words[1]) if is_anonymous else 0, 0))
-        elif words[0] == "Rss:":
-            mappings[-1] = (mappings[-1][0], int(words[1]))
-        elif not words[0].endswith(":"):
-            is_anonymous = len(words) < 6  # address, permissions, offset, device, inode, and the file's path
-    pool = max(mappings)[1]
-    return pool / 1024, (sum(resident for _, resident in mappings) - pool) / 1024
 
 
 @contextlib.contextmanager
@@ -155,7 +149,7 @@ def serve(
                 server.complete()  # the first request waits for the model
                 yield server
         finally:
-            end(process)
+            end(process, 5)
     finally:
         shutil.rmtree(own_folder, ignore_errors=True)
 
@@ -175,23 +169,3 @@ def _begin_session(priority: str, before_exec: Callable[[], None] | None) -> Non
             AUTOGROUP.write_text(priority)
     if before_exec is not None:
         before_exec()
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Ends a server and what it started, stopped processes included."""
-    try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        family = []
-    process.terminate()
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    psutil.wait_procs(family, 10)
-    if process.stdout is not None:
-        process.stdout.close()

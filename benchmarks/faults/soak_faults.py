@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import cache
 
 import frame_flood
-from constraints_tenants import slow
+from common.expensive_constraints import slow
+from common.http import LONG, connect, head, open_stream, request, reset
 from faults.groups.constraints import ask, field
 from faults.groups.frames import send
-from faults.plain_http import LONG, connect, head, open_stream, request, reset
+from faults.groups.programs import forked_program
 from faults.served import Server
 from frame_mutations import FrameMutator
-from program_departures import forked_program
 
 UNREAD_S = 5.0
 

@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import part_process  # noqa: E402
-from server_comparison.signals import unwind_on_signal  # noqa: E402
+from common.signals import unwind_on_signal  # noqa: E402
 
 WORKERS = 8  # processes of tests: they compile beside each other, and share the GPU
 TESTS = ["tests/gpu/test_kernels.py", "tests/gpu/test_attention.py", "tests/gpu/test_engine.py"]

@@ -1,6 +1,6 @@
 """Measures paged attention on a GPU against its copy bandwidth and matrix rate.
 
-    python benchmarks/gpu/attention.py [--check] [--more] [--sweep] [--only WORD] [--json FILE]
+    python benchmarks/gpu/attention.py [--check] [--more] [--sweep] [--only WORD]
 
 Every case is first compared with the reference; a case that fails is reported, and the others continue. A step is
 captured in a CUDA graph with a plan and four layers, each with its own cache (larger than the L2 cache together), and
@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import machine
@@ -46,23 +44,6 @@ class Case:
     shared: int = 0  # leading tokens that all rows share
     page_size: int = 1
     cache: torch.dtype = DTYPE
-
-
-@dataclass
-class Result:
-    """One line of the table. `share`: of copy bandwidth, of the matrix rate, or the speed-up by sharing."""
-
-    case: str
-    page_size: int
-    cache: str
-    blocks: str
-    microseconds: float
-    rate: float
-    unit: str
-    share: float
-    goal: float
-    worst_error: float
-    ok: bool
 
 
 DECODE = [(128, 1024), (16, 4096), (1, 32768)]
@@ -101,13 +82,11 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="other block shapes too")
     parser.add_argument("--only", default="", help="only cases whose name holds this")
     parser.add_argument("--dry", action="store_true", help="small, once, without a GPU")
-    parser.add_argument("--json", type=Path, help="write the results there, one JSON object a line")
     machine.add_limits_option(parser)
     arguments = parser.parse_args()
     machine.require()
     bandwidth, rate = (1.0, 1.0) if arguments.check else machine.limits()[:2]
-    print(f"{machine.name()}: copies {bandwidth / 1e9:.0f} GB/s, bf16 products {rate / 1e12:.0f} TFLOP/s")
-    results, failures = [], 0
+    failures = 0
     cases = [small_case(case) for case in (*CASES, MORE[0])] if arguments.check else MORE if arguments.more else CASES
     cases = [case for case in cases if arguments.only in case.name]
     for case in map(dry_run_case, cases) if DRY else cases:
@@ -115,21 +94,16 @@ def main() -> None:
             try:
                 with tile_forced(case, blocks):
                     if arguments.check:
-                        result = compare(case)
-                    else:
-                        result = measure(case, bandwidth, rate, str(blocks or "chosen"))
+                        failures += not compare(case)
+                        continue
+                    is_right, seconds = measure(case, bandwidth, rate, blocks)
             except Exception as error:  # a kernel that does not compile; the other cases may
                 machine.report_failure(f"{case.name}, {case.cache}, blocks {blocks or 'chosen'}", error)
                 failures += 1
                 continue
-            failures += not result.ok
-            results.append(result)
-            show(result)
-            print(json.dumps(figure(result)), flush=True)
-            if result.unit == "TFLOP/s" and not (arguments.more or arguments.sweep):
-                failures += compare_with_peers(case.name, case.rows, case.q_len, HEADS, DIM, result.microseconds / 1e6)
-    if arguments.json:
-        arguments.json.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results))
+            failures += not is_right
+            if case.q_len > 1 and not (arguments.more or arguments.sweep):
+                failures += compare_with_peers(case.name, case.rows, case.q_len, HEADS, DIM, seconds)
     if failures:
         sys.exit(f"{failures} cases failed or differ from the reference")
 
@@ -175,37 +149,46 @@ def inputs_of(case: Case, pages: int) -> tuple[torch.Tensor, list[dict[str, Any]
     return q, layers
 
 
-def measure(case: Case, bandwidth: float, rate: float, blocks: str) -> Result:
-    """Checks a case and times it."""
+def measure(case: Case, bandwidth: float, rate: float, blocks: Any) -> tuple[bool, float]:
+    """Checks a case, times it and reports its share of copy bandwidth, of the matrix rate, or its speed-up by sharing.
+
+    Returns whether it is right, and the seconds of a layer.
+    """
     torch.manual_seed(0)
     layout, pages = layout_of(case)
     q, layers = inputs_of(case, pages)
     error = worst_error(layout, q, layers[0])
     seconds = step_seconds(case, layout, q, layers)
     if case.shared:
-        plain = step_seconds(case, replace(layout, shared=None), q, layers)
-        found, unit, share = plain * 1e6, "us if not shared", plain / seconds
+        plain_s = step_seconds(case, replace(layout, shared=None), q, layers)
+        share, unit, more = plain_s / seconds, "x", {"us if not shared": plain_s * 1e6}
     elif case.q_len == 1:
         item = case.cache.itemsize * DIM + (4 if case.cache == torch.int8 else 0)
-        found, unit = 2 * case.rows * case.kv_len * KV_HEADS * item / seconds / 1e9, "GB/s"
-        share = found * 1e9 / bandwidth
+        read = 2 * case.rows * case.kv_len * KV_HEADS * item / seconds
+        share, unit, more = read / bandwidth, "share", {"GB/s": read / 1e9}
     else:
         pairs = case.rows * case.q_len * (2 * case.kv_len - case.q_len + 1) / 2
-        found, unit = 4 * pairs * HEADS * DIM / seconds / 1e12, "TFLOP/s"
-        share = found * 1e12 / rate
-    name = str(case.cache).removeprefix("torch.")
-    return Result(
-        case.name, case.page_size, name, blocks, seconds * 1e6, found, unit, share, case.goal, error, error < MAX_ERROR
-    )
+        speed = 4 * pairs * HEADS * DIM / seconds
+        share, unit, more = speed / rate, "share", {"TFLOP/s": speed / 1e12}
+    goal = None if blocks else case.goal  # tiles that were tried by hand have none
+    is_right = error < MAX_ERROR
+    machine.report(title(case, blocks), share, unit, goal, ok=is_right, error=error, us=seconds * 1e6, **more)
+    return is_right, seconds
 
 
-def compare(case: Case) -> Result:
-    """Compares a case with the reference and times nothing."""
+def compare(case: Case) -> bool:
+    """Compares a case with the reference and times nothing. Returns whether it is right."""
     torch.manual_seed(0)
     layout, pages = layout_of(case)
     q, layers = inputs_of(case, pages)
-    error, name = worst_error(layout, q, layers[0]), str(case.cache).removeprefix("torch.")
-    return Result(case.name, case.page_size, name, "chosen", 0.0, 0.0, "compared", 0.0, 0.0, error, error < MAX_ERROR)
+    error = worst_error(layout, q, layers[0])
+    machine.report(f"{title(case, None)}: difference from the reference", error, "", ok=error < MAX_ERROR)
+    return error < MAX_ERROR
+
+
+def title(case: Case, blocks: Any) -> str:
+    cache = str(case.cache).removeprefix("torch.")
+    return f"{case.name}, pages of {case.page_size}, {cache}, blocks {blocks or 'chosen'}"
 
 
 def worst_error(layout: AttentionLayout, q: torch.Tensor, layer: dict[str, Any]) -> float:
@@ -271,29 +254,6 @@ def tile_forced(case: Case, blocks: Any) -> Iterator[None]:
     finally:
         for (module, name), original in zip(targets, kept, strict=True):
             setattr(module, name, original)
-
-
-def figure(result: Result) -> dict[str, Any]:
-    """As all.py reads it."""
-    name = f"{result.case}, pages of {result.page_size}, {result.cache}, blocks {result.blocks}"
-    found = {"ok": result.ok, "error": result.worst_error, "us": result.microseconds}
-    if result.unit == "compared":
-        return {"name": f"{name}: difference from the reference", "value": result.worst_error, "unit": ""} | found
-    unit = "x" if "shared" in result.unit else "share"
-    goal = result.goal if result.blocks == "chosen" else None  # tiles that were tried by hand have none
-    return {"name": name, "value": result.share, "unit": unit, "goal": goal} | found
-
-
-def show(result: Result) -> None:
-    unit = "x" if "shared" in result.unit else "%"
-    share = result.share if unit == "x" else 100 * result.share
-    goal = result.goal if unit == "x" else 100 * result.goal
-    print(
-        f"{result.case:34} page {result.page_size:3} {result.cache:14} {result.microseconds:9.1f} us "
-        f"{result.rate:9.1f} {result.unit:16} {share:6.1f} {unit} (goal {goal:.0f}) "
-        f"error {result.worst_error:.4f} {'' if result.ok else 'WRONG'}  {result.blocks}",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

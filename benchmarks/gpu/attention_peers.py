@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 
 import machine
 import torch
@@ -35,8 +34,6 @@ def compare_with_peers(name: str, rows: int, tokens: int, heads: int, dim: int, 
             machine.report_failure(f"{name}: {peer}", error)
             failures += 1
             continue
-        speed = {"name": f"{name}: {peer}", "value": flop / theirs / 1e12, "unit": "TFLOP/s", "us": theirs * 1e6}
-        print(json.dumps(speed), flush=True)
-        ratio = {"name": f"{name}: speed over {peer}", "value": theirs / seconds, "unit": "x", "us": seconds * 1e6}
-        print(json.dumps(ratio), flush=True)
+        machine.report(f"{name}: {peer}", flop / theirs / 1e12, "TFLOP/s", us=theirs * 1e6)
+        machine.report(f"{name}: speed over {peer}", theirs / seconds, "x", us=seconds * 1e6)
     return failures

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -92,12 +91,12 @@ def main() -> None:
             for rows in TOKENS:
                 for name, case in ways(rows, weight):
                     result = measured(case, limits, flush, "share of bf16")
-                    failures += result is None or not result.ok
+                    failures += result is None
                     if result is not None:
-                        times.setdefault(rows, {})[name] = result.microseconds
+                        times.setdefault(rows, {})[name] = result
             title = f"fp8 {'blocks' if group else 'per output'}, {channels} -> {outs}: fp8 x fp8 is faster from"
             found = first_faster(times)
-            print(json.dumps({"name": title, "value": -1 if found is None else found, "unit": "tokens"}), flush=True)
+            machine.report(title, -1 if found is None else found, "tokens")
     if failures:
         raise SystemExit(f"{failures} products failed or differ from their reference")
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import cProfile
 import gc
-import json
 import pstats
 import statistics
 import sys
@@ -25,6 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import machine
 from no_driver import NoDriver, install_no_driver
 from workbench import ImmediateStream, Workbench, prompts, workbench
 
@@ -86,25 +86,6 @@ def measured(step: Callable[[], None], count: int, is_profiled: bool) -> tuple[l
     return seconds, processor_seconds
 
 
-def report(name: str, seconds: list[float], processor_seconds: list[float], launches: int, replays: int) -> None:
-    steps = len(seconds)
-    print(
-        json.dumps(
-            {
-                "name": f"host time of a step, {name}",
-                "value": statistics.median(seconds) * 1e3,
-                "unit": "ms",
-                "goal": GOAL_MS,
-                "fastest": min(seconds) * 1e3,
-                "processor": statistics.median(processor_seconds) * 1e3,  # steadier where other processes run
-                "launches": launches / steps,
-                "replays": replays / steps,
-            }
-        ),
-        flush=True,
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, default=64)
@@ -155,11 +136,20 @@ def measure_steps(
     for _ in range(10):
         bench.step()
     launches, replays, piecewise = no_driver.num_launches, stream.num_replays, steps.num_piecewise
-    times = measured(bench.step, count, arguments.profile == kind)
+    seconds, processor_seconds = measured(bench.step, count, arguments.profile == kind)
     if steps.num_piecewise - piecewise != (count if kind == "mixed" else 0) or steps.graphs.num_late_captures:
         raise RuntimeError(f"not every step was {kind}, or a graph was captured late")
     name = f"{arguments.rows} rows" + (f", {arguments.chunk} of a prompt" if kind == "mixed" else "")
-    report(name, *times, no_driver.num_launches - launches, stream.num_replays - replays)
+    machine.report(
+        f"host time of a step, {name}",
+        statistics.median(seconds) * 1e3,
+        "ms",
+        GOAL_MS,
+        fastest=min(seconds) * 1e3,
+        processor=statistics.median(processor_seconds) * 1e3,  # steadier where other processes run
+        launches=(no_driver.num_launches - launches) / count,
+        replays=(stream.num_replays - replays) / count,
+    )
 
 
 if __name__ == "__main__":

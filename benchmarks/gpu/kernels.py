@@ -1,6 +1,6 @@
 """Measures the Triton kernels other than attention against the GPU's copy bandwidth and matrix rate.
 
-    python benchmarks/gpu/kernels.py [--only WORD] [--json FILE]
+    python benchmarks/gpu/kernels.py [--only WORD]
 
 Each operator is first compared with its reference, then captured in a CUDA graph (which fails if the operator waits
 for the device) and replayed. Times are medians by CUDA events, with the L2 cache overwritten in between. `share` is the
@@ -10,10 +10,8 @@ fraction of this GPU's copy bandwidth, or of its bfloat16 matrix rate, both meas
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import machine
@@ -42,17 +40,6 @@ class Case:
     amount: float
     unit: str
     tolerance: float = 2e-2  # of the largest value
-
-
-@dataclass(frozen=True)
-class Result:
-    name: str
-    microseconds: float
-    rate: float  # GB/s or TFLOP/s
-    unit: str
-    share: float
-    worst_error: float
-    ok: bool
 
 
 def randn(*shape: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
@@ -213,56 +200,34 @@ def worst_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-9))
 
 
-def measure(case: Case, limits: dict[str, float], flush: torch.Tensor) -> Result:
-    error = worst_error(case.call(), case.expected())
-    seconds = machine.seconds_of(machine.captured(case.call), flush.zero_)
-    rate = case.amount / seconds
-    scale, unit = (1e9, "GB/s") if case.unit == "B" else (1e12, "TFLOP/s")
-    ok = error <= case.tolerance
-    return Result(case.name, seconds * 1e6, rate / scale, unit, rate / limits[case.unit], error, ok)
-
-
-def measured(case: Case, limits: dict[str, float], flush: torch.Tensor, unit: str = "share") -> Result | None:
-    """Measures a case and prints its share of a limit; None if it failed."""
+def measured(case: Case, limits: dict[str, float], flush: torch.Tensor, unit: str = "share") -> float | None:
+    """Prints the share of a limit that a case reaches. Returns its microseconds; None if it failed or is wrong."""
     try:
-        result = measure(case, limits, flush)
-    except Exception as error:  # the other kernels may work
-        machine.report_failure(case.name, error)
+        error = worst_error(case.call(), case.expected())
+        seconds = machine.seconds_of(machine.captured(case.call), flush.zero_)
+    except Exception as failure:  # the other kernels may work
+        machine.report_failure(case.name, failure)
         return None
-    found = {"name": case.name, "value": result.share, "unit": unit, "us": result.microseconds}
-    print(json.dumps(found | {"ok": result.ok, "error": result.worst_error}), flush=True)
-    return result
+    is_right, share = error <= case.tolerance, case.amount / seconds / limits[case.unit]
+    machine.report(case.name, share, unit, ok=is_right, error=error, us=seconds * 1e6)
+    return seconds * 1e6 if is_right else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="only cases whose name holds this")
     parser.add_argument("--dry", action="store_true", help="small, once, without a GPU")
-    parser.add_argument("--json", type=Path, help="also write one JSON line per case to this file")
     machine.add_limits_option(parser)
     arguments = parser.parse_args()
     machine.require()
     torch.manual_seed(0)
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=DEVICE)
     limits = {"B": machine.limits().copy, "FLOP": machine.limits().bf16}
-    print(f"{machine.name()}: copy {limits['B'] / 1e9:.0f} GB/s, bf16 {limits['FLOP'] / 1e12:.0f} TFLOP/s")
-    lines, wrong = [], 0
+    wrong = 0
     for cases in (row_cases, sampling_cases, quantized_cases, expert_cases):
         for case in cases():
-            if arguments.only not in case.name:
-                continue
-            result = measured(case, limits, flush)
-            wrong += result is None or not result.ok
-            if result is None:
-                continue
-            lines.append(json.dumps(asdict(result)))
-            print(
-                f"{result.name:72} {result.microseconds:9.1f} us {result.rate:9.1f} {result.unit:8}"
-                f"{result.share:6.0%}  error {result.worst_error:.1e} {'' if result.ok else 'WRONG'}",
-                flush=True,
-            )
-    if arguments.json:
-        arguments.json.write_text("\n".join(lines) + "\n")
+            if arguments.only in case.name:
+                wrong += measured(case, limits, flush) is None
     if wrong:
         raise SystemExit(f"{wrong} operators failed or differ from their reference")
 

@@ -56,14 +56,15 @@ def require() -> None:
         sys.exit("this benchmark needs an NVIDIA GPU, and torch sees none; --dry tries its code without one")
 
 
+def report(name: str, value: float, unit: str, goal: float | None = None, **more: Any) -> None:
+    """Prints a figure as all.py reads it. `ok` in `more`: whether the result was that of the reference."""
+    print(json.dumps({"name": name, "value": value, "unit": unit, "goal": goal, **more}), flush=True)
+
+
 def report_failure(case: str, error: Exception) -> None:
     """Prints that a case failed; the others may work."""
     traceback.print_exception(error)
     print(json.dumps({"failed": case, "error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
-
-
-def name() -> str:
-    return "no GPU (dry run)" if DRY else torch.cuda.get_device_name()
 
 
 def synchronize() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from common.http import head, send
 
 Messages = list[dict[str, str]]
 ANSWER_TIMEOUT_S = 300.0
@@ -66,11 +67,9 @@ class Chat:
 
     async def _ask(self, body: bytes) -> Answer:
         start, ttft, texts, usage = time.perf_counter(), 0.0, [], {}
-        reader, writer = await asyncio.open_connection(self.host, self.port)
+        path = f"{self.path}/v1/chat/completions"
+        reader, writer = await send(self.port, head(path, len(body), closes=True) + body, self.host)
         try:
-            head = f"POST {self.path}/v1/chat/completions HTTP/1.1\r\nhost: {self.host}:{self.port}\r\n"
-            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            writer.write(head.encode() + body)
             async for event in _events(reader):
                 usage = event.get("usage") or usage
                 for choice in event.get("choices", ()):

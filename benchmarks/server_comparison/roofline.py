@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import platform
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import numpy as np
 from server_comparison.workloads import Done
@@ -40,9 +39,6 @@ class Machine:
     read_b_s: float
     bf16_flop_s: float
     threads: int
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -13,26 +13,22 @@ A server is a command, an address and a model name. Peers come from a TOML file:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shlex
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
-from server_comparison.client import Chat, ServerError
-
-STOP_S = 20.0
-MIN_KV_BYTES = 64 << 20  # a smaller KV cache cannot be told from other mappings
+from common.processes import end, free_port, resident_mib, runtime_of
+from server_comparison.client import ANSWER_TIMEOUT_S, Chat, ServerError
 
 
 @dataclass(frozen=True)
@@ -48,14 +44,6 @@ class Server:
 
 
 @dataclass
-class Memory:
-    """Resident bytes of all processes of a server. `kv`: the resident part of the KV cache; 0 if unknown."""
-
-    resident: int
-    kv: int = 0
-
-
-@dataclass
 class Started:
     """A server that has answered with its first token, `start_s` seconds after its start (0: it already ran)."""
 
@@ -63,17 +51,21 @@ class Started:
     start_s: float
     pid: int | None
 
-    def memory(self, kv_budget: int = 0) -> Memory | None:
-        """Measures the server's memory; None if this program did not start it."""
+    def resident_bytes(self) -> int:
+        """The resident bytes of all processes of the server; 0 if this program did not start it."""
         if self.pid is None:
-            return None
-        resident = kv = 0
-        root = psutil.Process(self.pid)
+            return 0
+        root, resident = psutil.Process(self.pid), 0
         for process in (root, *root.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 resident += process.memory_full_info().pss
-                kv += _resident_kv(process, kv_budget) if kv_budget > MIN_KV_BYTES else 0
-        return Memory(resident, kv)
+        return resident
+
+    def kv_bytes(self) -> int:
+        """The resident part of the KV cache of `plait serve`."""
+        assert self.pid is not None
+        runtime = runtime_of(psutil.Process(self.pid))
+        return int(resident_mib(Path(f"/proc/{runtime.pid}/smaps").read_text())[0] * 2**20)
 
 
 def read_servers(path: Path) -> list[Server]:
@@ -86,16 +78,14 @@ def read_servers(path: Path) -> list[Server]:
 
 def own_server(weights: str, options: str = "") -> Server:
     """Returns `plait serve` of this Python with a weight format. It queues without a time limit, as the peers do."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     serve = f"{shlex.quote(sys.executable)} -P -m plait.cli serve --port {port}"
     command = f"{serve} --weights {weights} {options}"
     return Server(f"plait {weights}{options and ' ' + options}", f"http://127.0.0.1:{port}", "default", command)
 
 
-@contextlib.asynccontextmanager
-async def started(server: Server) -> AsyncIterator[Started]:
+@contextlib.contextmanager
+def started(server: Server) -> Iterator[Started]:
     """Runs a server for the block. Raises ServerError with the end of its log if it does not start."""
     if not server.command:
         yield Started(Chat(server.url, server.model, server.most), 0.0, None)
@@ -114,38 +104,21 @@ async def started(server: Server) -> AsyncIterator[Started]:
             start_new_session=True,
         )
         try:
-            chat = Chat(server.url, server.model, server.most)
-            while not await _answers(chat):
+            while not _answers(server):
                 if process.poll() is not None or time.perf_counter() - start > server.start_s:
                     log.seek(0)
                     log_end = log.read().decode(errors="replace").strip()[-400:]
                     raise ServerError(f"{server.name} did not start within {server.start_s:.0f} s: {log_end}")
-                await asyncio.sleep(0.1)
-            yield Started(chat, time.perf_counter() - start, process.pid)
+                time.sleep(0.1)
+            yield Started(Chat(server.url, server.model, server.most), time.perf_counter() - start, process.pid)
         finally:
-            _end(process)
+            end(process)
 
 
-async def _answers(chat: Chat) -> bool:
+def _answers(server: Server) -> bool:
+    body = {"model": server.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     try:
-        await chat.ask([{"role": "user", "content": "Hi"}], 1)
-    except ServerError:
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=ANSWER_TIMEOUT_S, trust_env=False)
+    except httpx.HTTPError:
         return False
-    return True
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and its children, which are a process group of their own."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-            return
-
-
-def _resident_kv(process: psutil.Process, budget: int) -> int:
-    """Returns the resident bytes of the anonymous mappings whose size is close to the KV budget."""
-    sizes = range(int(0.95 * budget), int(1.1 * budget))
-    mappings = process.memory_maps(grouped=False)
-    return sum(mapping.rss for mapping in mappings if not mapping.path.startswith("/") and mapping.size in sizes)
+    return answer.is_success

@@ -1,4 +1,4 @@
-"""Formats a report of cpu.py as a table, in plain text or Markdown.
+"""Formats the results of cpu.py as a Markdown table.
 
 A cell is a server's figure and its share of the machine's limit. The last columns are the ratio of the first server to
 a peer, and the goal for it.
@@ -21,23 +21,15 @@ ROWS: dict[str, tuple[str, str, bool, tuple[str, float] | None]] = {
 }
 
 
-def table(report: dict[str, Any]) -> str:
-    """Returns the report as aligned text."""
-    lines = [["", *report["servers"], "ratio", "goal"], *rows(report)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-
-
-def markdown(report: dict[str, Any]) -> str:
-    """Returns the report as a Markdown table."""
-    header = ["", *report["servers"], "ratio", "goal"]
-    lines = [header, ["---"] * len(header), *rows(report)]
+def table(servers: dict[str, Any]) -> str:
+    """Returns a Markdown table of the results of each server."""
+    header = ["", *servers, "ratio", "goal"]
+    lines = [header, ["---"] * len(header), *rows(servers)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def rows(report: dict[str, Any]) -> list[list[str]]:
+def rows(servers: dict[str, Any]) -> list[list[str]]:
     """Returns the rows of the table without its header."""
-    servers = report["servers"]
     rows = []
     for name, (key, unit, more_is_better, goal) in ROWS.items():
         cells = [_cell(server.get("workloads", {}).get(name), key, unit) for server in servers.values()]

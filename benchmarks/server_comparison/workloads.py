@@ -40,13 +40,11 @@ class Size:
     turns: int = 4
     branches: int = 3
     depth: int = 3
-    lengths: tuple[int, ...] = (0, 125, 250, 500, 1000, 2000)
 
 
 FULL = Size()
 SMALL = Size(
-    out=8, short=2, turn=4, thought=4, prefix=60, clients=4, prompts=2, chats=2, turns=2, branches=2, depth=2,
-    lengths=(0, 50, 100),
+    out=8, short=2, turn=4, thought=4, prefix=60, clients=4, prompts=2, chats=2, turns=2, branches=2, depth=2
 )  # fmt: skip
 
 
@@ -112,25 +110,19 @@ async def long_prompts(chat: Chat, size: Size, draw: random.Random) -> tuple[lis
     return answers, sum(answer.prompt_tokens for answer in answers), size.prompts
 
 
-def shared_prefix(words: int | None = None, width: int = 16) -> Work:
-    """A system prompt of `words` words, shared by all questions. None: the size's own `prefix`."""
+async def shared_prefix(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer], int, int]:
+    """Questions behind one system prompt, 16 at a time."""
+    prefix, slots = system(prose(size.prefix, draw)), asyncio.Semaphore(16)
+    prompts = [prefix + user(prose(30, draw)) for _ in range(size.clients)]
 
-    async def work(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer], int, int]:
-        count = size.prefix if words is None else words
-        prefix = system(prose(count, draw) if count else "Be brief.")
-        prompts = [prefix + user(prose(30, draw)) for _ in range(size.clients)]
-        slots = asyncio.Semaphore(width)
+    async def one(messages: Messages) -> Answer:
+        async with slots:
+            return await chat.ask(messages, size.short)
 
-        async def one(messages: Messages) -> Answer:
-            async with slots:
-                return await chat.ask(messages, size.short)
-
-        answers = await asyncio.gather(*map(one, prompts))
-        question_tokens = 40  # 30 words, most of them one token, and the chat template's tokens
-        uncached_prompt_tokens = answers[0].prompt_tokens + question_tokens * (len(answers) - 1)
-        return answers, uncached_prompt_tokens, min(width, size.clients)
-
-    return work
+    answers = await asyncio.gather(*map(one, prompts))
+    question_tokens = 40  # 30 words, most of them one token, and the chat template's tokens
+    uncached_prompt_tokens = answers[0].prompt_tokens + question_tokens * (len(answers) - 1)
+    return answers, uncached_prompt_tokens, min(16, size.clients)
 
 
 async def chats(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer], int, int]:
@@ -176,13 +168,7 @@ async def tree(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer
 WORKLOADS: dict[str, Work] = {
     **{f"decode_{streams}": decode(streams) for streams in (1, 4, 16, 64)},
     "long_prompts": long_prompts,
-    "shared_prefix": shared_prefix(),
+    "shared_prefix": shared_prefix,
     "chats": chats,
     "tree": tree,
 }
-CURVES: dict[str, Work] = {f"decode_{streams}": decode(streams) for streams in (2, 8, 32)}
-
-
-def prefix_curve(size: Size) -> dict[str, Work]:
-    """Workloads of `size.clients` concurrent clients, one per length of the shared prefix in words."""
-    return {f"prefix_{words}": shared_prefix(words, size.clients) for words in size.lengths}

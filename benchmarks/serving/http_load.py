@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import select
 import socket
 import time
 from typing import Any
+
+from common.http import request
 
 STREAM_END = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 
@@ -23,22 +24,10 @@ class Stream:
 
     def ask(self, prompt: str, max_tokens: int) -> None:
         """Sends the request."""
-        body = json.dumps(
-            {
-                "model": "default",
-                "prompt": prompt,
-                "max_tokens": max_tokens,
-                "ignore_eos": True,
-                "temperature": 0,
-                "stream": True,
-            }
-        ).encode()
-        head = (
-            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n\r\n"
-        )
+        body = {"model": "default", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
+        content = request("/v1/completions", body | {"stream": True})
         self.start, self.first_token, self.num_events, self._tail = time.perf_counter(), 0.0, 0, b""
-        self.socket.sendall(head.encode() + body)
+        self.socket.sendall(content)
 
     def read(self) -> bool:
         """Reads the bytes available. Returns True at the end of the response."""

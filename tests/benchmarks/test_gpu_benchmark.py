@@ -117,7 +117,7 @@ def test_dry_runs_loop_to_numbers_that_kernels_load() -> None:
         "interpreter._patch_lang_tensor = as_in_3_6\n"
         "import attention\n"
         "warnings.simplefilter('error', DeprecationWarning)\n"
-        "assert attention.compare(attention.dry_run_case(attention.CASES[0])).ok\n"
+        "assert attention.compare(attention.dry_run_case(attention.CASES[0]))\n"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
@@ -237,7 +237,7 @@ def test_a_failed_case_or_part_does_not_stop_the_others_and_given_limits_are_not
         "def compared(case):\n"
         "    seen.append(case)\n"
         "    if len(seen) == 1: raise RuntimeError('does not compile')\n"
-        "    return attention.Result(case.name, 1, 'x', 'chosen', 0, 0, 'compared', 0, 0, 0.5, len(seen) != 2)\n"
+        "    return len(seen) != 2\n"
         "attention.compare = compared\n"
         "try: attention.main(); raise AssertionError\n"
         "except SystemExit as error: assert str(error).startswith('2 cases'), error\n"

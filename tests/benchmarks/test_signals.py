@@ -37,23 +37,16 @@ class Answer(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Answer).serve_forever()
 """
 BENCHMARK = """
-import asyncio, contextlib, sys
+import asyncio, sys
 sys.path.insert(0, sys.argv[1])
+from common.signals import unwind_on_signal
 from server_comparison.servers import Server, started
-from server_comparison.signals import unwind_on_signal
-import paper_programs
 unwind_on_signal()
-server = Server("peer", sys.argv[2], "m", sys.argv[3])
-async def run():
-    async with started(server):
-        print("started", flush=True)
-        await asyncio.sleep(600)
-if sys.argv[4] == "asyncio":
-    asyncio.run(run())
-else:
-    with paper_programs._running(server):
-        print("started", flush=True)
-        import time; time.sleep(600)
+async def measure():
+    print("started", flush=True)
+    await asyncio.sleep(600)
+with started(Server("peer", sys.argv[2], "m", sys.argv[3])):
+    asyncio.run(measure())
 """
 
 
@@ -98,15 +91,14 @@ def wait_for_pids(path: Path, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("loop", ["asyncio", "runner"])
 @pytest.mark.parametrize("is_ready", [False, True])
-def test_a_terminated_benchmark_ends_its_server(tmp_path, unused_port, number, loop, is_ready) -> None:
+def test_a_terminated_benchmark_ends_its_server(tmp_path, unused_port, number, is_ready) -> None:
     """While the server starts and while it serves. The signal is sent twice, as by an impatient user."""
     server, pid_file = tmp_path / "server.py", tmp_path / "pids"
     server.write_text(ANSWERING_SERVER if is_ready else SILENT_SERVER)
     command = f"{sys.executable} {server} {pid_file} {unused_port}"
     url = f"http://127.0.0.1:{unused_port}"
-    with running("-c", BENCHMARK, str(BENCHMARKS), url, command, loop) as process:
+    with running("-c", BENCHMARK, str(BENCHMARKS), url, command) as process:
         pids = wait_for_pids(pid_file, 1 + is_ready)
         if is_ready:
             assert process.stdout.readline() == "started\n"
@@ -137,7 +129,7 @@ def test_scripts_that_start_servers_handle_signals(script) -> None:
 
 def test_an_ignored_signal_stays_ignored() -> None:
     code = "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-    code += "from server_comparison.signals import unwind_on_signal; unwind_on_signal()\n"
+    code += "from common.signals import unwind_on_signal; unwind_on_signal()\n"
     code += "os.kill(os.getpid(), signal.SIGINT); print('here')"
     result = subprocess.run(
         [sys.executable, "-c", code],

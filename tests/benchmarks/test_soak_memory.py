@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.served import resident_mib
+from common.processes import resident_mib
 
 SMAPS = """\
 55d0c0a00000-55d0c0b00000 r-xp 00000000 fe:00 123 /usr/bin/python3.11

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from common.http import connect, read_all
 from faults.figures import Figure, Scale, none_of
-from faults.plain_http import connect, read_all
 from faults.served import Server, serve
 
 EVIL = "http://evil.example"

@@ -1,28 +1,28 @@
 """Requests that hold the server's event loop: the longest gap between the wake-ups of a task, for each kind.
 
-The application runs in this process, since the gaps of another process cannot be seen.
+The application runs in this process, since the gaps of another process cannot be seen; the runtime has its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import time
 from collections.abc import Iterator
+from typing import Any
 
-import loop_gaps
 from faults.figures import Figure, Scale, at_most
-from large_requests import CHAT, CHAT_PATH, MAX_BODY, case
+from faults.large_requests import LIMIT_S, MAX_BODY, kinds
 
 from plait import Runtime
-from plait.runtime.server.app import create_app
+from plait.runtime.server.app import Application, create_app
 from plait.runtime.server.settings import server_settings
 
 LIMIT_MS = 50.0
-ANSWERS = (  # of those that take many seconds
-    "16 echoes of 3,000 tokens with logprobs as a stream",
-    "128 answers of 100 tokens with 20 logprobs",
-)
-SHORT = ("8 MiB of []", "a message of 1 MB", "128 tools of 0 properties")
+TICK_S = 0.001
+CUT_OFF_S = 4.0  # a request is cut off then: the work on some prompts takes minutes, and the loop has done its part
+SHORT = ("a short chat", "8 MiB of []", "a message of 1 MB", "128 tools of 0 properties")
 
 
 def inflict(scale: Scale) -> Iterator[Figure]:
@@ -45,11 +45,49 @@ async def measure_all(runtime: Runtime, scale: Scale) -> dict[str, tuple[float, 
     """{kind: (longest gap by the clock, in processor time)}, in ms."""
     app = create_app(runtime, server_settings(max_queue=2048, max_body_bytes=MAX_BODY))
     runtime.client.attach_to_loop()
-    gaps: dict[str, tuple[float, float]] = {}
-    await loop_gaps.measure(app, case("", CHAT_PATH, CHAT))
-    for request in loop_gaps.cases():
-        if request.name in SHORT if scale.is_short else request.limit_s <= 10 or request.name in ANSWERS:
-            wall, cpu, _, _ = await loop_gaps.measure(app, request)
-            gaps[request.name] = wall, cpu
+    await longest_gap(app, *next(kinds()))  # loads what is loaded on demand
+    gaps = {kind[0]: await longest_gap(app, *kind) for kind in kinds() if not scale.is_short or kind[0] in SHORT}
     runtime.client.detach_from_loop()
     return gaps
+
+
+async def longest_gap(app: Application, name: str, path: str, body: bytes) -> tuple[float, float]:
+    """The longest gap by the clock, and in processor time of this process, which other programs leave alone; in ms."""
+    gaps: list[tuple[float, float]] = []
+    task = asyncio.create_task(watch(gaps))
+    await asyncio.sleep(0.05)
+    gaps.clear()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LIMIT_S.get(name, CUT_OFF_S)):
+            await post(app, path, body)
+    await asyncio.sleep(0.3)
+    task.cancel()
+    walls, cpu = zip(*gaps, strict=True)
+    return 1000 * max(walls), 1000 * max(cpu)
+
+
+async def watch(gaps: list[tuple[float, float]]) -> None:
+    """Appends the gaps between wake-ups: by the clock, and in processor time."""
+    last, last_cpu = time.perf_counter(), time.process_time()
+    while True:
+        await asyncio.sleep(TICK_S)
+        now, now_cpu = time.perf_counter(), time.process_time()
+        gaps.append((now - last - TICK_S, now_cpu - last_cpu))
+        last, last_cpu = now, now_cpu
+
+
+async def post(app: Application, path: str, body: bytes) -> None:
+    """Sends a request to the application, and drops its answer."""
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "state": {}}
+    scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers}
+    scope |= {"server": ("localhost", 80), "client": ("localhost", 1), "asgi": {"version": "3.0"}}
+    received = iter([{"type": "http.request", "body": body}])
+
+    async def receive() -> Any:
+        return next(received, None) or await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        pass
+
+    await app(scope, receive, send)

@@ -104,7 +104,7 @@ def inflict(scale: Scale) -> Iterator[Figure]:
         canaries = server.canaries()
         yield control_tokens(server, scale.count(len(SMUGGLED), 3))
         yield from hostile_programs(server)
-        yield none_of("after these: the answers", [] if server.canaries() == canaries else ["differ"], 3, "differ")
+        yield server.same_answers("after these: the answers", canaries)
     yield from templates(scale)
     yield served_template()
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import psutil
+from common.http import LONG, STREAM_END, last_error, open_stream, read_all
 from faults.figures import Figure, Scale, at_most, none_of, wait_until
-from faults.plain_http import LONG, STREAM_END, last_error, open_stream, read_all
 from faults.served import Server, serve
 
 SEEDED = {"temperature": 1, "seed": 7, "ignore_eos": True}
@@ -28,26 +29,22 @@ def inflict(scale: Scale) -> Iterator[Figure]:
         yield from group_terminated(server)
 
 
-def ask_in_thread(server: Server, number: int, answers: dict[int, str]) -> threading.Thread:
-    """A request that is not streamed; its text, or its error."""
-
-    def ask() -> None:
-        try:
-            with httpx.Client(base_url=server.address, timeout=90, verify=False) as http:
-                body = {"model": "default", "prompt": f"Tale {number}:", "max_tokens": 24, **SEEDED}
-                answer = http.post("/v1/completions", json=body)
-            answers[number] = answer.json()["choices"][0]["text"] if answer.is_success else answer.text
-        except httpx.HTTPError as error:
-            answers[number] = f"{type(error).__name__}"
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    return thread
+def text_of(server: Server, number: int) -> str:
+    """The text of an answer that is not streamed, or its error."""
+    body = {"model": "default", "prompt": f"Tale {number}:", "max_tokens": 24, **SEEDED}
+    try:
+        answer = httpx.post(f"{server.address}/v1/completions", json=body, timeout=90, verify=False)
+    except httpx.HTTPError as error:
+        return type(error).__name__
+    text: str = answer.json()["choices"][0]["text"] if answer.is_success else answer.text
+    return text
 
 
-def ask_all(server: Server, num_requests: int) -> tuple[list[threading.Thread], dict[int, str]]:
-    answers: dict[int, str] = {}
-    return [ask_in_thread(server, number, answers) for number in range(num_requests)], answers
+def ask_all(server: Server, num_requests: int) -> Callable[[], list[str]]:
+    """Begins requests in threads. Returns what waits for their texts."""
+    pool = ThreadPoolExecutor(num_requests)
+    texts = pool.map(partial(text_of, server), range(num_requests))
+    return lambda: list(texts)
 
 
 def killed_runtimes(scale: Scale) -> Iterator[Figure]:
@@ -55,11 +52,9 @@ def killed_runtimes(scale: Scale) -> Iterator[Figure]:
     restart_s, told_ms, lost, count = [], [], [], scale.count(5, 1)
     for round_ in range(count):
         with serve("--deterministic") as server:
-            threads, expected = ask_all(server, 8)
-            for thread in threads:
-                thread.join(120)
+            expected = ask_all(server, 8)()
             stream, _ = open_stream(server.port, LONG)
-            threads, answers = ask_all(server, 8)
+            answers = ask_all(server, 8)
             time.sleep(0.05 + 0.2 * round_)
             server.runtime().kill()
             start = time.perf_counter()
@@ -67,9 +62,7 @@ def killed_runtimes(scale: Scale) -> Iterator[Figure]:
             told_ms.append(1000 * (time.perf_counter() - start) if code == "runtime_gone" else float("inf"))
             server.wait_ready()
             restart_s.append(time.perf_counter() - start)
-            for thread in threads:
-                thread.join(120)
-            lost += [f"{answers.get(n, 'none')[:40]!r}" for n in range(8) if answers.get(n) != expected[n]]
+            lost += [f"{text[:40]!r}" for text, first in zip(answers(), expected, strict=True) if text != first]
     fault = f"{count} SIGKILLs of the scheduler under load"
     yield none_of(f"{fault}: requests that had sent nothing", lost, 8 * count, "lost or changed")
     yield at_most(f"{fault}: a stream gets its error", max(told_ms), 1000, "ms", is_timed=True)
@@ -88,7 +81,7 @@ def stopped_runtime(server: Server) -> Iterator[Figure]:
     replaced = wait_until(lambda: server.is_ready() and server.runtime().pid != pid, 60)
     replaced = time.perf_counter() - start if replaced < 60 else replaced
     yield at_most("the same: replaced after --stuck-after 8", replaced, 15, "s", is_timed=True)
-    yield none_of("the same: its answers", [] if server.canaries() == canaries else ["differ"], 3, "differ")
+    yield server.same_answers("the same: its answers", canaries)
 
 
 def killed_compilers(server: Server, scale: Scale) -> Iterator[Figure]:
@@ -121,12 +114,10 @@ def killed_server(server: Server) -> Iterator[Figure]:
 
 def group_terminated(server: Server) -> Iterator[Figure]:
     """SIGTERM to the process group, as a terminal or a supervisor sends it."""
-    threads, answers = ask_all(server, 4)
+    answers = ask_all(server, 4)
     time.sleep(0.1)
     os.killpg(server.process.pid, signal.SIGTERM)
-    for thread in threads:
-        thread.join(60)
+    failures = [text[:60] for text in answers() if "error" in text or text.endswith("Error")]
     code = server.process.wait(60)
-    failures = [text[:60] for text in answers.values() if "error" in text or text.endswith("Error")]
     failures += [f"exit code {code}"] if code else []
     yield none_of("SIGTERM to the process group: running requests", failures, 4, "lost")

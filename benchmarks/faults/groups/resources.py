@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import psutil
+from common.http import connect
 from faults.figures import Figure, Scale, at_most, none_of, wait_until
-from faults.plain_http import connect
 from faults.served import Server, serve
 
 from plait import Runtime
@@ -34,8 +34,7 @@ def exhausted(scale: Scale) -> Iterator[Figure]:
         canaries = server.canaries()
         yield from no_descriptors(server, scale.count(200, 60))
         yield from no_memory(server, server.runtime(), "the runtime")
-        answers = server.canaries()
-        yield none_of("the same: answers afterwards", [] if answers == canaries else ["differ"], 3, "differ")
+        yield server.same_answers("the same: answers afterwards", canaries)
     yield from full_disk(scale)
 
 
@@ -98,11 +97,8 @@ def no_memory(server: Server, process: psutil.Process, name: str) -> Iterator[Fi
         if answer.status_code == 200 and answer.json()["choices"][0]["text"] != expected:
             wrong.append(answer.text[:60])
 
-    threads = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(ask, range(16)))
     with contextlib.suppress(psutil.NoSuchProcess):
         process.rlimit(psutil.RLIMIT_AS, before)
     summary = {code: codes.count(code) for code in sorted(set(codes))}

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 import httpx
+from common.http import LONG, ask, open_stream, request, reset, send
 from faults.figures import Figure, Scale, at_most, none_of
-from faults.plain_http import LONG, open_stream, request, reset
 from faults.served import KEYS, Server, serve
-from program_departures import Client
 
 BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 8, "temperature": 0}
 SECRET = "The secret of this tenant is long enough to be cached: " + "one two three four " * 20
@@ -49,10 +48,9 @@ class Counted:
 
     async def _stream(self, key: str, max_tokens: int, again: bool) -> None:
         while True:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            body = LONG | {"max_tokens": max_tokens, "prompt": f"A story number {random.random()} about"}
+            reader, writer = await send(self.port, request("/v1/completions", body, key))
             try:
-                prompt = f"A story number {random.random()} about"
-                writer.write(request("/v1/completions", LONG | {"max_tokens": max_tokens, "prompt": prompt}, key))
                 while (part := await reader.read(1 << 16)) and not part.endswith(b"0\r\n\r\n"):
                     self.tokens[key] += part.count(b"data: {")
             finally:
@@ -71,13 +69,13 @@ def beside_streams(server: Server, num_streams: int, count: int) -> Figure:
     latencies: list[float] = []
 
     async def run() -> None:
-        streams, client = Counted(server), Client(server.address, KEYS[1])
+        streams, short = Counted(server), BODY | {"max_tokens": 16, "ignore_eos": True}
         for _ in range(num_streams):
             streams.begin(KEYS[0], 4000)
         await asyncio.sleep(3)
         for _ in range(count):
             start = time.perf_counter()
-            status, _ = await client.ask("POST", "/v1/completions", BODY | {"max_tokens": 16, "ignore_eos": True})
+            status, _ = await ask(server.port, request("/v1/completions", short, KEYS[1], closes=True))
             latencies.append(time.perf_counter() - start if status == 200 else math.inf)
         await streams.end()
 
@@ -140,24 +138,23 @@ def crowded(server: Server, num_connections: int, seconds: int) -> Iterator[Figu
     latencies: list[float] = []
     refused: list[str] = []
 
-    async def crowd(client: Client, end: float) -> None:
+    async def crowd(end: float) -> None:
         while time.perf_counter() < end:
             with contextlib.suppress(OSError, IndexError, ValueError):
-                await client.ask("POST", "/v1/completions", BODY)
+                await ask(server.port, request("/v1/completions", BODY, KEYS[0], closes=True))
 
-    async def victim(client: Client, end: float) -> None:
+    async def victim(end: float) -> None:
         await asyncio.sleep(1)
         while time.perf_counter() < end:
             start = time.perf_counter()
-            status, answer = await client.ask("POST", "/v1/completions", BODY)
+            status, answer = await ask(server.port, request("/v1/completions", BODY, KEYS[1], closes=True))
             latencies.append(time.perf_counter() - start)
             if status != 200:
                 refused.append(f"{status} {json.dumps(answer)[:60]}")
 
     async def run() -> None:
         end = time.perf_counter() + seconds
-        many, one = Client(server.address, KEYS[0]), Client(server.address, KEYS[1])
-        await asyncio.gather(victim(one, end), *(crowd(many, end) for _ in range(num_connections)))
+        await asyncio.gather(victim(end), *(crowd(end) for _ in range(num_connections)))
 
     asyncio.run(run())
     fault = f"{num_connections} connections of one key: another key's requests"

@@ -1,7 +1,8 @@
-"""Requests over plain sockets, for clients that a library cannot play: slow, rude, or faulty ones."""
+"""Requests over plain sockets to a server: for many clients at once, and slow, rude or faulty ones."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -21,17 +22,36 @@ def connect(port: int, receive_buffer: int = 0, timeout_s: float = 20) -> socket
     return connection
 
 
-def head(path: str, length: int | None, key: str = "", method: str = "POST") -> bytes:
-    """The head of a JSON request; without a length its body is chunked."""
+def head(path: str, length: int | None, key: str = "", method: str = "POST", closes: bool = False) -> bytes:
+    """The head of a JSON request; without a length its body is chunked.
+
+    `closes`: the connection ends with the answer.
+    """
     lines = [f"{method} {path} HTTP/1.1", "host: localhost", "content-type: application/json"]
     lines += [f"authorization: Bearer {key}"] if key else []
+    lines += ["connection: close"] if closes else []
     lines.append("transfer-encoding: chunked" if length is None else f"content-length: {length}")
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def request(path: str, body: dict[str, Any], key: str = "") -> bytes:
+def request(path: str, body: dict[str, Any], key: str = "", closes: bool = False) -> bytes:
     content = json.dumps(body).encode()
-    return head(path, len(content), key) + content
+    return head(path, len(content), key, closes=closes) + content
+
+
+async def send(port: int, content: bytes, host: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Sends a request on a connection of its own."""
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(content)
+    return reader, writer
+
+
+async def ask(port: int, content: bytes) -> tuple[int, dict[str, Any]]:
+    """Sends a request whose connection ends with the answer. Returns the status and the JSON of the answer."""
+    reader, writer = await send(port, content)
+    answer_head, _, answer = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(answer_head.split()[1]), json.loads(answer)
 
 
 def open_stream(port: int, body: dict[str, Any], key: str = "", receive_buffer: int = 0) -> tuple[socket.socket, bytes]:
