@@ -161,7 +161,7 @@ class BatchScheduler(Rows):
                 step.drawing.append(request)
             else:
                 (step.prefilling if request.num_pending > 1 else step.decoding).append(request)
-        if self.background.num_requests:
+        if self.background.is_limited:
             step.decoding.sort(key=lambda request: request.owner.is_background)
 
     def _schedule_decoding(self, step: Step) -> None:

@@ -33,13 +33,12 @@ class Rows:
         self.running: dict[Request, None] = {}  # in order of admission
         self.isolated: dict[Request, None] = {}  # waiting or running requests that are computed alone, in turn
         self.fairness = Fairness(order, tenant_weights)
-        self.background = BackgroundLimits(max_batch_tokens, max_batch_rows)
+        self.background = BackgroundLimits(self.fairness, max_batch_tokens, max_batch_rows)
         self.num_retractions = self.num_pauses = 0
 
     def add(self, request: Request) -> None:
         """Adds a new request to the waiting ones."""
         self.fairness.add(request)
-        self.background.add(request)
         self.waiting[request] = None
 
     def remove(self, request: Request) -> None:
@@ -53,7 +52,6 @@ class Rows:
             return
         self.isolated.pop(request, None)
         self.fairness.remove(request)
-        self.background.remove(request)
 
     @property
     def has_work(self) -> bool:
