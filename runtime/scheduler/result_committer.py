@@ -12,12 +12,11 @@ from plait.constrained import GrammarError
 from plait.runtime.arrays import Float32Array
 from plait.runtime.batch.batch import Batch, ScheduledRequest
 from plait.runtime.batch.pooling_request import PoolingRequest
-from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest
+from plait.runtime.batch.request import FinishInfo, GenerationRequest, Request, ScoringRequest
 from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.drafts.draft import FORCED
 from plait.runtime.sampling.logit_ops import NO_TOKEN, NOT_FINITE
 from plait.runtime.sampling.sampler import SamplerOutput
-from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.sequence_sampling.prefix_requests import PrefixRequest, call_of
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
 from plait.runtime.scheduler.token_mask import ConstraintCpuLimit

@@ -8,13 +8,12 @@ from plait.constrained import CompilePool, Grammar, GrammarError
 from plait.constrained.specs import Spec
 from plait.runtime.batch.healing import Healing
 from plait.runtime.batch.pooling_request import PoolingRequest
-from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest, Selection
+from plait.runtime.batch.request import FinishInfo, GenerationRequest, Request, ScoringRequest, Selection
 from plait.runtime.batch.value_span import ValueEnd
 from plait.runtime.call_reports import encode_logprobs
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Failed, Finished, Generate, ServerMessage, SessionCall, Tokens
-from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.policy.batching import BatchScheduler
 from plait.runtime.scheduler.sessions.choice_scoring import best_choice
 from plait.runtime.scheduler.sessions.deadlines import Deadlines
