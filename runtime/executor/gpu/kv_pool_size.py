@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.batch import MAX_LOGITS, Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.config import EngineConfig
 from plait.runtime.executor.runner import AllowedIds, choose_num_pages
@@ -24,7 +24,6 @@ from plait.runtime.kv_cache.sequence import Sequence
 
 RESERVE_FRACTION = 0.03  # of the GPU's memory: fragmentation, and libraries that allocate on first use
 MIN_RESERVE_BYTES = 256 << 20
-MAX_STEP_LOGITS = 512  # positions of one step with logits, see `BatchScheduler`
 MAX_DEFAULT_ROWS = 512
 MIN_DEFAULT_ROWS = 64
 TOKENS_PER_ROW = 512  # of the pool, for each row of a batch: about a chat's prompt and answer
@@ -130,7 +129,7 @@ def run_largest_step(runner: PoolRunner) -> None:
     """
     left = runner.max_batch_tokens
     longest = min(left, runner.max_session_tokens, runner.num_pages)
-    num_logits = -(-MAX_STEP_LOGITS * longest // left)  # of a row
+    num_logits = -(-MAX_LOGITS * longest // left)  # of a row
     batch = Batch(left)
     while left:
         count = min(left, longest)

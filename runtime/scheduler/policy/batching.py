@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from plait.runtime.adapters.adapter_pool import AdapterPool
-from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.batch import MAX_LOGITS, Batch
 from plait.runtime.batch.request import GenerationRequest, Request
 from plait.runtime.call_reports import CacheMiss
 from plait.runtime.config import SchedulingOrder
@@ -36,7 +36,6 @@ from plait.runtime.scheduler.policy.rows import Rows
 from plait.runtime.scheduler.policy.waiting_order import WaitingOrder
 
 MAX_PREFIX_LOGITS = 16  # positions of whole values (`exact`, `particles`) in a step that also computes other requests
-MAX_LOGITS = 512  # positions of one step with logits: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens
 PAGES_PER_DECODING_REQUEST = 2  # available pages required to launch a step before the previous one is committed
 
 
