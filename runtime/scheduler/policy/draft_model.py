@@ -33,10 +33,8 @@ class DraftModel(GuessingModel[TextSequence]):
         kept: DraftAccount | None = None,
         keep: Callable[[bytes], None] = lambda content: None,
     ) -> None:
-        super().__init__(min(max_length, runner.num_pages), keep)
         self._runner, self._pool = runner, PagePool(runner.num_pages)
-        self.account = kept or self._measured()
-        self._was_resting = self.account.is_resting
+        super().__init__(min(max_length, runner.num_pages), kept, keep)
 
     def guess(self, asked: Sequence[AskedText]) -> None:
         """See `GuessingModel`: of each text that one forward pass can finish. Reads a chunk of the others."""

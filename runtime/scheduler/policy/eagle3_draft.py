@@ -105,13 +105,11 @@ class Eagle3Draft(GuessingModel[HeadText]):
         kept: DraftAccount | None = None,
         keep: Callable[[bytes], None] = lambda content: None,
     ) -> None:
-        super().__init__(head.config.layer.context_length, keep)
         self._head, self._runner = head, runner
         layers = sorted(set(head.config.captured))
         self._order = [layers.index(layer) for layer in head.config.captured]
         self._runner.capture(layers)
-        self.account = kept or self._measured()
-        self._was_resting = self.account.is_resting
+        super().__init__(head.config.layer.context_length, kept, keep)
 
     def observe(self, batch: Batch) -> None:
         """See `GuessingModel`. While the head rests, nothing is kept."""
