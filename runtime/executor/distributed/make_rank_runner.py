@@ -26,9 +26,7 @@ from plait.runtime.executor.distributed.rank_messages import (
     Allocate,
     Channel,
     Failed,
-    Forward,
     FromRank,
-    Head,
     Load,
     Loaded,
     Started,
@@ -116,15 +114,17 @@ class RankGroup:
             if not isinstance(loaded, Loaded):
                 raise RuntimeGone(f"rank {index} sent another message than that it has loaded")
             num_pages = min(num_pages, loaded.num_pages)
-        self._send(Allocate(num_pages))
+        self.send(Allocate(num_pages))
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="plait-ranks", daemon=True)
             self._watcher.start()
         return num_pages
 
-    def send(self, message: Forward | Head) -> None:
+    def send(self, message: ToRank) -> None:
         """As in `OtherRanks`."""
-        self._send(message)
+        frame = self._channels[0].encode(message)
+        for channel in self._channels:
+            channel.send_frame(frame)
 
     def fail(self, error: Exception) -> None:
         """As in `OtherRanks`. If a rank has ended, which is why the operation failed, that is the reason."""
@@ -159,11 +159,6 @@ class RankGroup:
         assert process.channel is not None
         self.processes.append(process)
         self._channels.append(Channel(process.channel))
-
-    def _send(self, message: ToRank) -> None:
-        frame = self._channels[0].encode(message)
-        for channel in self._channels:
-            channel.send_frame(frame)
 
     def _receive(self, index: int, timeout_s: float) -> FromRank:
         try:
