@@ -79,24 +79,15 @@ class EngineLoop:
         drafter = Drafter(sources, token_masks, welcome.context_length, self.error_log, draft_model)
         self.batch_scheduler = BatchScheduler(
             self.cache,
-            model_runner.max_batch_tokens,
+            config,
+            model_runner,
             config.max_batch_rows or launcher_rows,
             welcome.context_length,
             drafter,
-            order=config.order,
-            tenant_weights=config.tenant_weights,
-            extra_steps=async_launcher is None,
-            adapters=model_runner.adapter_pool,
+            has_extra_steps=async_launcher is None,
         )
         self.sessions = SessionManager(
-            self.batch_scheduler,
-            compiler,
-            vocabulary,
-            config,
-            self.output_processor,
-            welcome,
-            transport.send,
-            self.error_log,
+            self.batch_scheduler, compiler, config, self.output_processor, welcome, transport.send, self.error_log
         )
         self.calls = self.sessions.calls
         self.committer = ResultCommitter(self.sessions)

@@ -8,7 +8,7 @@ from collections import Counter
 
 import msgspec
 
-from plait.constrained import CompilePool, CompileQueueFull, Grammar, GrammarError, Reasoning, Structural, Vocabulary
+from plait.constrained import CompilePool, CompileQueueFull, Grammar, GrammarError, Reasoning, Structural
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, ProgramId
 from plait.runtime.config import EngineConfig
@@ -55,7 +55,6 @@ class SessionManager:
         self,
         batch_scheduler: BatchScheduler,
         compiler: CompilePool,
-        vocabulary: Vocabulary,
         config: EngineConfig,
         output_processor: OutputProcessor,
         model: Welcome,
@@ -65,9 +64,8 @@ class SessionManager:
         self.batch_scheduler, self._adapters = batch_scheduler, batch_scheduler.adapters
         self.cache: PrefixCache = batch_scheduler.cache
         self.calls = CallTracker(batch_scheduler, compiler, send, self._advance)
-        self.vocabulary = vocabulary
-        self.config = config
-        self.output_processor = output_processor
+        self.config, self.output_processor = config, output_processor
+        self.vocabulary = vocabulary = output_processor.vocabulary
         self.max_length, self.model = output_processor.max_length, model
         self.error_log = error_log
         requests = PrefixRequests(batch_scheduler, vocabulary)
