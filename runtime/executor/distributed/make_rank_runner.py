@@ -244,34 +244,24 @@ def make_rank_runner(
     check_ranks(config, model_path)
     ranks = start_ranks(config.num_ranks)  # they import torch while this process does
     try:
-        return _load(config, model_path, progress, before_weights, ranks)
+        progress(0.0, f"starting {ranks.size} ranks")
+        from plait.runtime.executor.distributed.process_group import ProcessGroup
+        from plait.runtime.executor.distributed.rank_runner import RankRunner
+        from plait.runtime.executor.torch_device import choose_device
+
+        before_weights()
+        configs = [_config_of_rank(config, index) for index in range(ranks.size)]
+        device = choose_device(configs[0].device)
+
+        def connect(rendezvous: str) -> None:
+            ranks.group = ProcessGroup(Rank(0, ranks.size), device.type, rendezvous, config.pipeline_parallel_size)
+
+        ranks.load(configs[1:], model_path, connect)
+        ranks.group.divide(config.pipeline_parallel_size)
+        return RankRunner(configs[0], model_path, ranks.group, ranks, progress)
     except BaseException:
         ranks.close()
         raise
-
-
-def _load(
-    config: EngineConfig,
-    model_path: Path,
-    progress: StartupProgress,
-    before_weights: Callable[[], None],
-    ranks: RankGroup,
-) -> RankRunner:
-    progress(0.0, f"starting {ranks.size} ranks")
-    from plait.runtime.executor.distributed.process_group import ProcessGroup
-    from plait.runtime.executor.distributed.rank_runner import RankRunner
-    from plait.runtime.executor.torch_device import choose_device
-
-    before_weights()
-    configs = [_config_of_rank(config, index) for index in range(ranks.size)]
-    device = choose_device(configs[0].device)
-
-    def connect(rendezvous: str) -> None:
-        ranks.group = ProcessGroup(Rank(0, ranks.size), device.type, rendezvous, config.pipeline_parallel_size)
-
-    ranks.load(configs[1:], model_path, connect)
-    ranks.group.divide(config.pipeline_parallel_size)
-    return RankRunner(configs[0], model_path, ranks.group, ranks, progress)
 
 
 def _config_of_rank(config: EngineConfig, index: int) -> EngineConfig:
