@@ -235,7 +235,8 @@ class Cluster:
                 replica.last_sent = now
                 self.send_events(replica, replica.events.take_batch())
         for number in self.router.replicas_to_ask(now):
-            self.send_events(self.replicas[number], self.replicas[number].events.take_snapshot())
+            self.replicas[number].events.take_batch()
+            self.send_events(self.replicas[number], self.replicas[number].events.snapshot())
         self.at(now + CHECK_S, self.check, None)
 
     def send_events(self, replica: Replica, message: Any) -> None:
