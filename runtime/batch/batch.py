@@ -11,6 +11,7 @@ from plait.runtime.arrays import IntArray
 from plait.runtime.batch.request import GenerationRequest, Request
 
 NO_LIMIT = 1 << 30
+MAX_LOGITS = 512  # positions of one step with logits: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens
 
 
 class PlaceholderToken(NamedTuple):

@@ -28,7 +28,7 @@ from plait.runtime.call_reports import ExactInfo, ParticlesInfo, TokenLogprob, U
 from plait.runtime.drafts.draft import Draft
 from plait.runtime.drafts.proposer import TextProposers
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.messages import SelectMethod
+from plait.runtime.messages import FinishReason, SelectMethod
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.stop_strings import StopScanner
 
@@ -47,6 +47,13 @@ class RequestOwner(NamedTuple):
     program_id: ProgramId
     priority: int
     is_background: bool = False
+
+
+class FinishInfo(NamedTuple):
+    """How an output ended: the reason, and the stop string or stop token that matched."""
+
+    reason: FinishReason
+    matched: str | int | None = None
 
 
 class Request:
@@ -151,6 +158,11 @@ class GenerationRequest(Request):
         return len(self.byte_ends)
 
     @property
+    def num_output_bytes(self) -> int:
+        """The length of the output."""
+        return self.byte_ends[-1] if self.byte_ends else 0
+
+    @property
     def num_forced(self) -> int:
         """Output tokens that were not sampled."""
         return len(self.forced_positions)
@@ -177,8 +189,8 @@ class GenerationRequest(Request):
         that are not appended yet."""
         if self.value_span is not None:
             assert isinstance(self.matcher, TrailingTextMatcher)
-            num_bytes = (self.byte_ends[-1] if self.byte_ends else 0) + num_new_bytes
-            self.value_span.trailing_start = num_bytes - self.matcher.num_trailing_bytes
+            num_trailing = self.matcher.num_trailing_bytes
+            self.value_span.trailing_start = self.num_output_bytes + num_new_bytes - num_trailing
             self.is_end_optional = self.matcher.may_end
 
     def take_logprobs(self, end: int) -> list[TokenLogprob] | None:

@@ -119,7 +119,7 @@ def _cpu_has_bfloat16() -> bool:
     except ImportError:  # without llvmlite, ask torch
         if not torch_is_installed():
             return False
-        from plait.runtime.executor.torch_device import cpu_has_bfloat16
+        import torch
 
-        return cpu_has_bfloat16()
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return has_bfloat16()

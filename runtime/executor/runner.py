@@ -127,12 +127,17 @@ def fill_logits(out: Any, allowed_ids: Mapping[int, Any], compute: Callable[...,
         out[row, ids] = compute([row], ids)[0]
 
 
+def add_text(batch: Batch, tokens: list[int], pages: list[int], start: int, logits_from: int) -> None:
+    """Adds the tokens from `start` on of a text that is no client's, whose KV is in these pages."""
+    seq = Sequence(CacheNamespace(), tokens)
+    seq.pages.extend(pages)
+    batch.add(Request(None, seq, 0, logits_from), start, len(tokens) - start)
+
+
 def warm_up(runner: LoadedRunner, token_counts: tuple[int, ...] = (2,)) -> None:
     """Runs a forward pass of each number of tokens, which compiles and loads the kernels before the first request."""
     for num_tokens in token_counts:
         num_tokens = min(num_tokens, runner.max_session_tokens)
-        seq = Sequence(CacheNamespace(), [0] * num_tokens)
-        seq.pages.extend(list(range(num_tokens)))
         batch = Batch(num_tokens)
-        batch.add(Request(None, seq, 0, num_tokens - 1), 0, num_tokens)
+        add_text(batch, [0] * num_tokens, list(range(num_tokens)), 0, num_tokens - 1)
         runner.logits(runner.forward(batch), {})

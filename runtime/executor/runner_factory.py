@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,6 +21,9 @@ from plait.runtime.executor.step import AsyncStepLauncher
 from plait.runtime.models.transformers_backend.config import architecture_of, require_transformers
 from plait.runtime.sampling.sampler import Sampler
 from plait.runtime.torch_import import require_torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def make_runner(
@@ -38,7 +42,10 @@ def make_runner(
     if config.has_adapters and (config.num_ranks > 1 or uses_transformers(config, model_path)):
         raise InputError("adapters are for models that plait computes itself, in one process")
     if config.num_ranks > 1:
-        return _make_parallel_runner(config, model_path, progress, before_weights)
+        from plait.runtime.executor.distributed.make_rank_runner import make_rank_runner
+
+        rank0 = make_rank_runner(config, model_path, progress, before_weights)
+        return rank0, _sampler_on(rank0.device), None  # rank 0 samples, so the ranks cannot disagree about a token
     if uses_transformers(config, model_path):
         return _make_transformers_runner(config, model_path, progress, before_weights)
     checkpoint, not_packable = checkpoint_for_packed_cpu(config, model_path), ""
@@ -59,7 +66,6 @@ def make_runner(
     require_torch_for(config, model_path, not_packable)
     from plait.runtime.executor.gpu.step_launcher import make_gpu_step_launcher
     from plait.runtime.executor.torch_runner import TorchRunner
-    from plait.runtime.sampling.torch_ops import TorchLogitOperations
 
     before_weights()
     runner = TorchRunner(config, model_path, progress)
@@ -68,8 +74,7 @@ def make_runner(
         launcher = make_gpu_step_launcher(
             config, runner, lambda fraction: progress(0.9 + 0.1 * fraction, "capturing decode graphs")
         )
-    on_gpu = runner.device.type == "cuda"
-    return runner, Sampler(TorchLogitOperations(runner.device)) if on_gpu else Sampler(), launcher
+    return runner, _sampler_on(runner.device), launcher
 
 
 def make_draft_runner(config: EngineConfig, model_path: Path, num_pages: int) -> LoadedRunner:
@@ -111,20 +116,6 @@ def check_draft_allowed(config: EngineConfig, model_path: Path) -> None:
     raise InputError(f"draft: {reason}; a draft model is for one whose weights are packed for a CPU, in one process")
 
 
-def _make_parallel_runner(
-    config: EngineConfig, model_path: Path, progress: StartupProgress, before_weights: Callable[[], None]
-) -> tuple[LoadedRunner, Sampler, None]:
-    """`make_runner` with several ranks. Rank 0 samples, so the ranks cannot disagree about a token."""
-    from plait.runtime.executor.distributed.make_rank_runner import make_rank_runner
-
-    runner = make_rank_runner(config, model_path, progress, before_weights)
-    if runner.device.type != "cuda":
-        return runner, Sampler(), None
-    from plait.runtime.sampling.torch_ops import TorchLogitOperations
-
-    return runner, Sampler(TorchLogitOperations(runner.device)), None
-
-
 def _make_transformers_runner(
     config: EngineConfig, model_path: Path, progress: StartupProgress, before_weights: Callable[[], None]
 ) -> tuple[LoadedRunner, Sampler, None]:
@@ -132,8 +123,16 @@ def _make_transformers_runner(
     require_torch("backend='transformers'", config.device if config.device != "auto" else "cpu")
     require_transformers(architecture_of(model_path) if model_path.is_dir() else model_path.name)
     from plait.runtime.executor.transformers_runner import TransformersRunner
-    from plait.runtime.sampling.torch_ops import TorchLogitOperations
 
     before_weights()
     runner = TransformersRunner(config, model_path, progress)
-    return runner, Sampler(TorchLogitOperations(runner.device)) if runner.device.type == "cuda" else Sampler(), None
+    return runner, _sampler_on(runner.device), None
+
+
+def _sampler_on(device: torch.device) -> Sampler:
+    """The sampler of logits on a device; those on a CPU are sampled by NumPy."""
+    if device.type != "cuda":
+        return Sampler()
+    from plait.runtime.sampling.torch_ops import TorchLogitOperations
+
+    return Sampler(TorchLogitOperations(device))

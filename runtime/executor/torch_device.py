@@ -53,11 +53,6 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def cpu_has_bfloat16() -> bool:
-    """Whether torch multiplies bfloat16 natively on this CPU."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
 def device_kv_cache_budget(device: torch.device) -> int:
     """The most bytes of a KV cache before a trial: 85% of a GPU's free memory; on a host `host_kv_cache_budget`."""
     if device.type == "cuda":

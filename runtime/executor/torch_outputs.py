@@ -1,4 +1,4 @@
-"""What runners on torch share: the conversions of hidden states that `Runner` asks for."""
+"""What runners on torch share: the device, and the conversions of hidden states that `Runner` asks for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.executor.runner import SUM_QUANTUM, AllowedIds, fill_logits
+from plait.runtime.executor.torch_device import use_device
 from plait.runtime.sampling.numpy_ops import row_argmax
 
 
@@ -22,7 +23,11 @@ class TorchOutputs:
     """Implements the methods of `Runner` that take hidden states, for a model on a torch device."""
 
     def __init__(self, device: torch.device, head: OutputHead, vocab_size: int) -> None:
-        self._device, self._head, self._vocab_size = device, head, vocab_size
+        self.device, self._head, self._vocab_size = device, head, vocab_size
+
+    def use_device(self) -> None:
+        """As in `Runner`."""
+        use_device(self.device)
 
     @torch.inference_mode()
     def hidden_states_at(self, hidden: torch.Tensor, indices: list[int]) -> Float32Array:
@@ -40,7 +45,7 @@ class TorchOutputs:
     def argmax_tokens(self, hidden: torch.Tensor) -> tuple[list[float], list[int]]:
         """As in `Runner`."""
         logits = self.logits(hidden, {})
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             return row_argmax(logits.numpy())
         max_logits, token_ids = logits.max(dim=-1)
         return max_logits.tolist(), token_ids.tolist()
@@ -49,11 +54,11 @@ class TorchOutputs:
     def logits(self, hidden: torch.Tensor, allowed_ids: AllowedIds) -> torch.Tensor:
         """As in `Runner`."""
         if not len(hidden):
-            return torch.empty((0, self._vocab_size), device=self._device)
+            return torch.empty((0, self._vocab_size), device=self.device)
         if not allowed_ids:
             return self.logits_of(hidden, None)
-        columns = {row: torch.from_numpy(ids).to(self._device) for row, ids in allowed_ids.items()}
-        out = torch.full((len(hidden), self._vocab_size), float("-inf"), device=self._device)
+        columns = {row: torch.from_numpy(ids).to(self.device) for row, ids in allowed_ids.items()}
+        out = torch.full((len(hidden), self._vocab_size), float("-inf"), device=self.device)
         fill_logits(out, columns, lambda rows, *ids: self.logits_of(hidden, rows, *ids))
         return out
 

@@ -30,7 +30,7 @@ from plait.runtime.executor.runner import (
     choose_num_pages,
     warm_up,
 )
-from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget, use_device
+from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget
 from plait.runtime.executor.torch_inputs import ForwardInputs, upload_inputs
 from plait.runtime.executor.torch_outputs import TorchOutputs
 from plait.runtime.models.checkpoint_interface import Checkpoint
@@ -195,10 +195,6 @@ class TorchRunner(TorchOutputs):
         """Bytes of one token's KV in all layers that this runner computes."""
         groups, size = self.config.num_kv_heads, self.config.head_dim
         return len(self.model.layers) * kv_slot_bytes(self.kv_dtype, self.dtype, groups, size)
-
-    def use_device(self) -> None:
-        """As in `Runner`."""
-        use_device(self.device)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

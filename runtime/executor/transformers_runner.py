@@ -9,16 +9,13 @@ import torch
 
 from plait.kernels.kv_cache import LayerCache
 from plait.runtime.batch.batch import Batch
-from plait.runtime.batch.request import Request
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import UnsupportedModel
 from plait.runtime.executor.backend_selection import resolve_dtype_name
-from plait.runtime.executor.runner import DEFAULT_CPU_BATCH_TOKENS, StartupProgress, choose_num_pages
-from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget, use_device
+from plait.runtime.executor.runner import DEFAULT_CPU_BATCH_TOKENS, StartupProgress, add_text, choose_num_pages
+from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget
 from plait.runtime.executor.torch_inputs import upload_inputs
 from plait.runtime.executor.torch_outputs import TorchOutputs
-from plait.runtime.kv_cache.radix_node import CacheNamespace
-from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.models.transformers_backend.config import check_settings, load_hf_config, transformers_config
 from plait.runtime.models.transformers_backend.model import TransformersModel
 
@@ -71,10 +68,6 @@ class TransformersRunner(TorchOutputs):
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise UnsupportedModel(f"{self.config.architecture} fails with the paged attention: {error}") from error
 
-    def use_device(self) -> None:
-        """As in `Runner`."""
-        use_device(self.device)
-
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """As in `Runner`."""
@@ -106,9 +99,7 @@ class TransformersRunner(TorchOutputs):
         """Runs one step of (tokens, pages, first new token) rows; returns each row's logits [new tokens, V]."""
         batch = Batch(sum(len(tokens) for tokens, _, _ in rows))
         for tokens, pages, start in rows:
-            seq = Sequence(CacheNamespace(), tokens)
-            seq.pages.extend(pages)
-            batch.add(Request(None, seq, 0, start), start, len(tokens) - start)
+            add_text(batch, tokens, pages, start, start)
         logits = self.logits(self.forward(batch), {})
         ends = list(accumulate((row.num_logits for row in batch.rows), initial=0))
         return [logits[a:b] for a, b in pairwise(ends)]

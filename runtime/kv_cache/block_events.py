@@ -111,11 +111,6 @@ class BlockEvents:
         self._removed.clear()
         return batch
 
-    def take_snapshot(self) -> BlockSnapshot:
-        """Returns all blocks in the tree. Its next batch has only what changes after it."""
-        self.take_batch()
-        return self.snapshot()
-
     def snapshot(self) -> BlockSnapshot:
         """Returns all blocks in the tree, in place of the batch that was taken last. Nothing may have changed since."""
         blocks = [block for node in self.tree.nodes() for block in node.block_hashes]

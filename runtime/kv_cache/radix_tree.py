@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from plait.runtime.arrays import IntArray
+from plait.runtime.arrays import IntArray, num_equal
 from plait.runtime.kv_cache.eviction import EvictionQueue, eviction_key
 from plait.runtime.kv_cache.radix_node import (
     EMPTY,
@@ -67,7 +67,7 @@ class RadixTree:
             child = node.children.get(tokens.item(position))
             if child is None:
                 break
-            num_in_node = _common_length(child.key, tokens[position:] if position else tokens)
+            num_in_node = num_equal(child.key, tokens[position:] if position else tokens)
             node, position = child, position + num_in_node
             if num_in_node < len(child.key):
                 break
@@ -285,10 +285,3 @@ class RadixTree:
             locked += len(node.key) if node.lock_count else 0
             cached += 0 if node.lock_count else len(node.key)
         assert (cached, locked, num_nodes) == (self.num_cached, self.num_locked, self._num_nodes)
-
-
-def _common_length(a: IntArray, b: IntArray) -> int:
-    """The number of leading elements that are equal."""
-    size = min(len(a), len(b))
-    first_difference = (a[:size] != b[:size]).tobytes().find(1)
-    return size if first_difference < 0 else first_difference

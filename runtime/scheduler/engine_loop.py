@@ -6,6 +6,7 @@ An error in one request ends that request; the loop and the other requests conti
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -34,9 +35,8 @@ from plait.runtime.sampling.sampler import Sampler
 from plait.runtime.scheduler.adapter_changes import AdapterChanges
 from plait.runtime.scheduler.block_publisher import BlockPublisher
 from plait.runtime.scheduler.error_log import ErrorLog
-from plait.runtime.scheduler.failed_steps import discard_steps
 from plait.runtime.scheduler.output_processor import OutputProcessor
-from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep
+from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep, discard_steps
 from plait.runtime.scheduler.policy.batching import BatchScheduler
 from plait.runtime.scheduler.policy.drafts import Drafter
 from plait.runtime.scheduler.policy.guessing_model import GuessingModel
@@ -79,29 +79,18 @@ class EngineLoop:
         drafter = Drafter(sources, token_masks, welcome.context_length, self.error_log, draft_model)
         self.batch_scheduler = BatchScheduler(
             self.cache,
-            model_runner.max_batch_tokens,
+            config,
+            model_runner,
             config.max_batch_rows or launcher_rows,
             welcome.context_length,
             drafter,
-            order=config.order,
-            tenant_weights=config.tenant_weights,
-            extra_steps=async_launcher is None,
-            adapters=model_runner.adapter_pool,
+            has_extra_steps=async_launcher is None,
         )
         self.sessions = SessionManager(
-            self.batch_scheduler,
-            compiler,
-            vocabulary,
-            config,
-            self.output_processor,
-            welcome,
-            transport.send,
-            self.error_log,
+            self.batch_scheduler, compiler, config, self.output_processor, welcome, transport.send, self.error_log
         )
         self.calls = self.sessions.calls
-        self.committer = ResultCommitter(
-            self.cache, self.batch_scheduler, self.output_processor, self.sessions, self.error_log
-        )
+        self.committer = ResultCommitter(self.sessions)
         self.adapters = AdapterChanges(
             model_runner.adapter_pool, transport.send, self._send_adapters, self._fail_requests_of
         )
@@ -222,26 +211,23 @@ class EngineLoop:
             wake_fds = [*self.compiler.filenos(), *self.adapters.filenos()]
             received = self.transport.receive(self._until_next_event(timeout_s), wake_fds)
         for client, message in received:
-            try:
-                self._handle(client, message)
-            except Exception as error:  # an internal error in one request must not end the others
-                self.error_log.record(error)
-                self._drop_after_error(client, message)
+            if not self._succeeds(self._handle, client, message):
+                self._succeeds(self.sessions.drop_after_error, client, message)
         self.adapters.collect()
         if not self.has_work or self.calls.num_compiling or self.num_steps % COMPILER_INTERVAL == 0:
             self.sessions.start_compiled_calls()
         for client in self.transport.take_disconnected():
             self.block_publisher.drop_client(client)
-            try:
-                self.sessions.drop_client(client)
-            except Exception as error:
-                self.error_log.record(error)
+            self._succeeds(self.sessions.drop_client, client)
 
-    def _drop_after_error(self, client: ClientId, message: ClientMessage) -> None:
+    def _succeeds(self, method: Callable[..., None], *given: object) -> bool:
+        """Calls a method. An internal error in one request must not end the others: it is logged."""
         try:
-            self.sessions.drop_after_error(client, message)
+            method(*given)
         except Exception as error:
             self.error_log.record(error)
+            return False
+        return True
 
     def _until_next_event(self, timeout_s: float | None) -> float | None:
         """Returns the seconds until the next deadline, compilation, block event or late adapter (None: no limit)."""
@@ -319,7 +305,7 @@ class EngineLoop:
         A request whose isolated step raises again fails; the others continue. The latest step is given first.
         """
         self.error_log.record(error)
-        requests = discard_steps(steps, self.cache, self.batch_scheduler)
+        requests = discard_steps(steps, self.batch_scheduler)
         for request in reversed([request for request in requests if request in self.batch_scheduler.running]):
             if request not in self.batch_scheduler.isolated:
                 self.batch_scheduler.isolate(request)

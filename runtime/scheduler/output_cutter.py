@@ -1,10 +1,16 @@
-"""Cuts an output off at a byte, also inside a token: the rest of that token is tokenized again."""
+"""Cuts an output off at a byte, also inside a token: the rest of that token is tokenized again.
+
+Also ends a value whose constraint includes the text after it: finds where the value ends, and completes that text.
+"""
 
 from __future__ import annotations
 
 from plait.constrained import Vocabulary
-from plait.runtime.batch.request import GenerationRequest
+from plait.constrained.trailing_text_matcher import TrailingTextMatcher
+from plait.runtime.batch.request import FinishInfo, GenerationRequest
+from plait.runtime.batch.value_span import ValueEnd
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
+from plait.runtime.tokenizer.stop_strings import StopHit
 
 
 class OutputCutter:
@@ -56,6 +62,37 @@ class OutputCutter:
         start = request.byte_ends[num_whole - 1] if num_whole else 0
         return num_whole, self._tokenize(cut_bytes[: num_bytes - start])
 
+    def end_value_span(self, request: GenerationRequest, finish_info: FinishInfo) -> FinishInfo:
+        """Sets where the value of an ended output ends, and completes the session's text with the text after it.
+
+        An output that ended where this text has begun is a complete value. One that max_tokens cut off before is
+        incomplete, with the text appended to it.
+        """
+        span, matcher = request.value_span, request.matcher
+        assert span is not None and isinstance(matcher, TrailingTextMatcher)
+        missing, num_trailing = span.trailing_text.tokens, 0
+        is_stopped = isinstance(finish_info.matched, str)  # a stop string ended the value, before the text
+        if matcher.num_trailing_bytes and not is_stopped:
+            num_trailing = len(span.trailing_text.data) if matcher.is_accepting else matcher.num_trailing_bytes
+            missing = matcher.completion(0) or []
+            if finish_info.matched not in request.params.stop_token_ids:
+                finish_info = FinishInfo("stop")
+        elif not is_stopped:
+            if matcher.is_in_text and finish_info.reason == "length":
+                finish_info = FinishInfo("stop")  # nothing could continue the value
+            if request.num_output > request.params.max_tokens:  # what had looked like the text after it was not
+                self.cut(request, request.byte_ends[request.params.max_tokens - 1])
+        span.trailing_start = request.num_output_bytes - num_trailing
+        hit = None if is_stopped else _find_stop(request)
+        if hit is not None:
+            self.cut(request, hit.start)
+            missing, finish_info = span.trailing_text.tokens, FinishInfo("stop", hit.text)
+            span.trailing_start = hit.start
+        num_whole, last_tokens = self.split(request, span.trailing_start)
+        span.end = ValueEnd(num_whole, last_tokens, span.num_tokens_begun(request.byte_ends))
+        request.seq.tokens.extend(missing)
+        return finish_info
+
     def _tokenize(self, data: bytes) -> list[int]:
         """Returns tokens that spell exactly `data`."""
         if not data:
@@ -67,3 +104,10 @@ class OutputCutter:
         except UnicodeDecodeError:
             pass  # the output held invalid UTF-8 before the cut: spell its bytes instead
         return self.vocabulary.spell_bytes(data)
+
+
+def _find_stop(request: GenerationRequest) -> StopHit | None:
+    """Searches the rest of the value, which was held back as long as it could be the text after it."""
+    assert request.value_span is not None
+    rest = request.value_span.take_unscanned(b"")
+    return request.stop_scanner.push(rest) if request.stop_scanner is not None and rest else None

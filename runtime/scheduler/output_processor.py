@@ -13,14 +13,12 @@ import msgspec
 from plait.constrained import Matcher, Vocabulary
 from plait.constrained.trailing_text_matcher import TrailingText, TrailingTextMatcher
 from plait.runtime.batch.healing import BorderToken, Healing
-from plait.runtime.batch.request import GenerationRequest
+from plait.runtime.batch.request import FinishInfo, GenerationRequest
 from plait.runtime.batch.value_span import ValueSpan
 from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
-from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.output_cutter import OutputCutter
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
-from plait.runtime.scheduler.trailing_text_output import end_value_span
 
 MAX_TRAILING_TEXTS = 256  # kept with the tokens that spell them
 
@@ -72,7 +70,7 @@ class OutputProcessor:
     def _finish(self, request: GenerationRequest, finish_info: FinishInfo | None) -> FinishInfo | None:
         if finish_info is None or request.value_span is None:
             return finish_info
-        return end_value_span(request, finish_info, self._cutter)
+        return self._cutter.end_value_span(request, finish_info)
 
     def process_token(self, request: GenerationRequest, token: int, logprob: TokenLogprob | None) -> FinishInfo | None:
         """Appends a sampled token to the output; returns a FinishInfo if the output ends.

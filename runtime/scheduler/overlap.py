@@ -10,7 +10,7 @@ forward N+1 then has not seen the last token. In both cases the request's result
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from plait.runtime.batch.batch import Batch
@@ -18,6 +18,7 @@ from plait.runtime.batch.request import GenerationRequest, Request
 from plait.runtime.executor.step import InFlightStep, StepExecutor
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.radix_node import RadixNode
+from plait.runtime.scheduler.policy.batching import BatchScheduler
 
 MAX_DISCARD_RATE = 1 / 8  # above it, overlap costs more than it saves: the host's share of a step is about this
 DISCARD_RATE_EWMA_WEIGHT = 1 / 16  # weight of the last step
@@ -116,6 +117,30 @@ class OverlappedStep:
             cache.release_reserved(scheduled.placeholder.page)
         self._unused_pages.clear()
         self._placeholders.clear()
+
+
+def discard_steps(steps: Sequence[OverlappedStep], batch_scheduler: BatchScheduler) -> list[Request]:
+    """Drops the pages of steps that raised, the latest step first, and returns their requests.
+
+    So pages without KV are never read, by requests or as cache.
+    A request keeps the pages that earlier steps wrote. Nodes that the steps published early leave the tree, and a
+    request whose pages lie in one of them, or below, keeps none.
+    """
+    cache = batch_scheduler.cache
+    rows = [scheduled for step in steps for scheduled in step.batch.rows]
+    for step in steps:
+        step.finish(cache)
+        step.batch.set_rows([])
+    inserted = [cache.first_node_of_insert(*node) for step in steps for node in step.inserted_nodes]
+    for scheduled in rows:
+        scheduled.request.drop_draft()
+        cache.discard(scheduled.request.seq, scheduled.start, inserted)
+    requests = list(dict.fromkeys(scheduled.request for scheduled in rows))
+    for request in [request for request in batch_scheduler.running if request not in requests]:
+        batch_scheduler.retract(request)  # its node may be one of those removed below
+    for node in inserted:
+        cache.rollback_insert(node)
+    return requests
 
 
 class OverlapController:

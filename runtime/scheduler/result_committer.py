@@ -12,16 +12,11 @@ from plait.constrained import GrammarError
 from plait.runtime.arrays import Float32Array
 from plait.runtime.batch.batch import Batch, ScheduledRequest
 from plait.runtime.batch.pooling_request import PoolingRequest
-from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest
+from plait.runtime.batch.request import FinishInfo, GenerationRequest, Request, ScoringRequest
 from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.drafts.draft import FORCED
-from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.sampling.logit_ops import NO_TOKEN, NOT_FINITE
 from plait.runtime.sampling.sampler import SamplerOutput
-from plait.runtime.scheduler.error_log import ErrorLog
-from plait.runtime.scheduler.finish_info import FinishInfo
-from plait.runtime.scheduler.output_processor import OutputProcessor
-from plait.runtime.scheduler.policy.batching import BatchScheduler
 from plait.runtime.scheduler.sequence_sampling.prefix_requests import PrefixRequest, call_of
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
 from plait.runtime.scheduler.token_mask import ConstraintCpuLimit
@@ -32,16 +27,10 @@ LOGITS_NOT_FINITE = "the model's logits are not finite here"
 class ResultCommitter:
     """Commits what the sampler returned for a batch, and ends the calls that are complete."""
 
-    def __init__(
-        self,
-        cache: PrefixCache,
-        batch_scheduler: BatchScheduler,
-        output_processor: OutputProcessor,
-        sessions: SessionManager,
-        error_log: ErrorLog,
-    ) -> None:
-        self._cache, self._batch_scheduler, self._output_processor = cache, batch_scheduler, output_processor
-        self._sessions, self._calls, self._error_log = sessions, sessions.calls, error_log
+    def __init__(self, sessions: SessionManager) -> None:
+        self._cache, self._batch_scheduler = sessions.cache, sessions.batch_scheduler
+        self._output_processor, self._error_log = sessions.output_processor, sessions.error_log
+        self._sessions, self._calls = sessions, sessions.calls
 
     def commit(self, batch: Batch, output: SamplerOutput) -> None:
         """Commits the results of each request in the batch. Skips requests that ended while the step was computed."""

@@ -26,9 +26,7 @@ from plait.runtime.executor.distributed.rank_messages import (
     Allocate,
     Channel,
     Failed,
-    Forward,
     FromRank,
-    Head,
     Load,
     Loaded,
     Started,
@@ -116,15 +114,17 @@ class RankGroup:
             if not isinstance(loaded, Loaded):
                 raise RuntimeGone(f"rank {index} sent another message than that it has loaded")
             num_pages = min(num_pages, loaded.num_pages)
-        self._send(Allocate(num_pages))
+        self.send(Allocate(num_pages))
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="plait-ranks", daemon=True)
             self._watcher.start()
         return num_pages
 
-    def send(self, message: Forward | Head) -> None:
+    def send(self, message: ToRank) -> None:
         """As in `OtherRanks`."""
-        self._send(message)
+        frame = self._channels[0].encode(message)
+        for channel in self._channels:
+            channel.send_frame(frame)
 
     def fail(self, error: Exception) -> None:
         """As in `OtherRanks`. If a rank has ended, which is why the operation failed, that is the reason."""
@@ -159,11 +159,6 @@ class RankGroup:
         assert process.channel is not None
         self.processes.append(process)
         self._channels.append(Channel(process.channel))
-
-    def _send(self, message: ToRank) -> None:
-        frame = self._channels[0].encode(message)
-        for channel in self._channels:
-            channel.send_frame(frame)
 
     def _receive(self, index: int, timeout_s: float) -> FromRank:
         try:
@@ -249,34 +244,24 @@ def make_rank_runner(
     check_ranks(config, model_path)
     ranks = start_ranks(config.num_ranks)  # they import torch while this process does
     try:
-        return _load(config, model_path, progress, before_weights, ranks)
+        progress(0.0, f"starting {ranks.size} ranks")
+        from plait.runtime.executor.distributed.process_group import ProcessGroup
+        from plait.runtime.executor.distributed.rank_runner import RankRunner
+        from plait.runtime.executor.torch_device import choose_device
+
+        before_weights()
+        configs = [_config_of_rank(config, index) for index in range(ranks.size)]
+        device = choose_device(configs[0].device)
+
+        def connect(rendezvous: str) -> None:
+            ranks.group = ProcessGroup(Rank(0, ranks.size), device.type, rendezvous, config.pipeline_parallel_size)
+
+        ranks.load(configs[1:], model_path, connect)
+        ranks.group.divide(config.pipeline_parallel_size)
+        return RankRunner(configs[0], model_path, ranks.group, ranks, progress)
     except BaseException:
         ranks.close()
         raise
-
-
-def _load(
-    config: EngineConfig,
-    model_path: Path,
-    progress: StartupProgress,
-    before_weights: Callable[[], None],
-    ranks: RankGroup,
-) -> RankRunner:
-    progress(0.0, f"starting {ranks.size} ranks")
-    from plait.runtime.executor.distributed.process_group import ProcessGroup
-    from plait.runtime.executor.distributed.rank_runner import RankRunner
-    from plait.runtime.executor.torch_device import choose_device
-
-    before_weights()
-    configs = [_config_of_rank(config, index) for index in range(ranks.size)]
-    device = choose_device(configs[0].device)
-
-    def connect(rendezvous: str) -> None:
-        ranks.group = ProcessGroup(Rank(0, ranks.size), device.type, rendezvous, config.pipeline_parallel_size)
-
-    ranks.load(configs[1:], model_path, connect)
-    ranks.group.divide(config.pipeline_parallel_size)
-    return RankRunner(configs[0], model_path, ranks.group, ranks, progress)
 
 
 def _config_of_rank(config: EngineConfig, index: int) -> EngineConfig:

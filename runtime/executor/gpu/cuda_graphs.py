@@ -26,7 +26,6 @@ from plait.runtime.batch.prefix_groups import PrefixGroup
 from plait.runtime.executor.gpu import static_prefix_groups
 from plait.runtime.executor.gpu.gpu_sampler import GpuSampler
 from plait.runtime.executor.gpu.graph_inputs import GraphInputs
-from plait.runtime.executor.gpu.page_table import DevicePageTable
 from plait.runtime.executor.gpu.stream import DeviceWork, Stream
 from plait.runtime.executor.torch_device import upload
 from plait.runtime.executor.torch_runner import TorchRunner
@@ -98,10 +97,6 @@ class GraphRunner:
         self._logits = torch.empty((max_rows, runner.config.vocab_size), dtype=runner.dtype, device=stream.device)
         self._samplers: dict[int, DeviceWork] = {}  # by number of rows
         self.num_late_captures = 0  # during a step; 0 if `capture_all` was called
-
-    @property
-    def page_table(self) -> DevicePageTable:
-        return self.inputs.page_table
 
     def graph_key(self, batch: Batch) -> GraphKey | None:
         """Returns the graph for a batch; None if it has too many rows or tokens.

@@ -15,16 +15,12 @@ from typing import Protocol
 
 import torch
 
-from plait.runtime.batch.batch import Batch
-from plait.runtime.batch.request import Request
+from plait.runtime.batch.batch import MAX_LOGITS, Batch
 from plait.runtime.config import EngineConfig
-from plait.runtime.executor.runner import AllowedIds, choose_num_pages
-from plait.runtime.kv_cache.radix_node import CacheNamespace
-from plait.runtime.kv_cache.sequence import Sequence
+from plait.runtime.executor.runner import LoadedRunner, add_text, choose_num_pages
 
 RESERVE_FRACTION = 0.03  # of the GPU's memory: fragmentation, and libraries that allocate on first use
 MIN_RESERVE_BYTES = 256 << 20
-MAX_STEP_LOGITS = 512  # positions of one step with logits, see `BatchScheduler`
 MAX_DEFAULT_ROWS = 512
 MIN_DEFAULT_ROWS = 64
 TOKENS_PER_ROW = 512  # of the pool, for each row of a batch: about a chat's prompt and answer
@@ -70,22 +66,14 @@ class CudaMemory:
         return int(torch.cuda.max_memory_allocated(self._device)) - before
 
 
-class PoolRunner(Protocol):
-    """What is needed of a model runner whose pool can be replaced, see `TorchRunner`."""
-
-    num_pages: int
-    max_batch_tokens: int
-    max_session_tokens: int
+class PoolRunner(LoadedRunner, Protocol):
+    """A model runner whose pool can be replaced, see `TorchRunner`."""
 
     @property
     def page_bytes(self) -> int: ...
 
     @property
     def missing_bytes(self) -> int: ...
-
-    def forward(self, batch: Batch) -> torch.Tensor: ...
-
-    def logits(self, hidden: torch.Tensor, allowed_ids: AllowedIds) -> torch.Tensor: ...
 
     def allocate_pool(self, num_pages: int) -> None: ...
 
@@ -130,13 +118,11 @@ def run_largest_step(runner: PoolRunner) -> None:
     """
     left = runner.max_batch_tokens
     longest = min(left, runner.max_session_tokens, runner.num_pages)
-    num_logits = -(-MAX_STEP_LOGITS * longest // left)  # of a row
+    num_logits = -(-MAX_LOGITS * longest // left)  # of a row
     batch = Batch(left)
     while left:
         count = min(left, longest)
-        seq = Sequence(CacheNamespace(), [0] * count)
-        seq.pages.extend(list(range(count)))
-        batch.add(Request(None, seq, 0, max(0, count - num_logits)), 0, count)
+        add_text(batch, [0] * count, list(range(count)), 0, max(0, count - num_logits))
         left -= count
     runner.logits(runner.forward(batch), {})
 

@@ -9,38 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from plait.runtime.batch.request import Request
+from plait.runtime.scheduler.policy.fairness import Fairness
 
 ROWS_PART = 4  # one row in so many beside other requests, but at least one
 TOKENS_PART = 8  # one prompt token of a step in so many beside other requests
 
 
 class BackgroundLimits:
-    """Counts the waiting and running requests of both kinds. `num_requests`: those in the background."""
+    """Limits the background requests among those that `fairness` counts."""
 
-    def __init__(self, max_batch_tokens: int, max_batch_rows: int) -> None:
-        self.num_requests = self._num_others = 0
+    def __init__(self, fairness: Fairness, max_batch_tokens: int, max_batch_rows: int) -> None:
+        self._fairness = fairness
         self._max_rows = max(1, max_batch_rows // ROWS_PART)
         self._max_tokens = max(1, max_batch_tokens // TOKENS_PART)
         self._tokens_left = self._max_tokens
 
-    def add(self, request: Request) -> None:
-        """Counts a request that starts to wait."""
-        self._count(request, 1)
-
-    def remove(self, request: Request) -> None:
-        """Counts no longer a request that has ended."""
-        self._count(request, -1)
-
-    def _count(self, request: Request, sign: int) -> None:
-        if request.owner.is_background:
-            self.num_requests += sign
-        else:
-            self._num_others += sign
-
     @property
     def is_limited(self) -> bool:
         """Whether there are requests of both kinds."""
-        return self.num_requests > 0 and self._num_others > 0
+        return self._fairness.is_mixed
 
     def begin_step(self) -> None:
         """Renews the prompt tokens of a step."""

@@ -18,14 +18,14 @@ Background requests come last in all of this: `background.py`. Requests whose ad
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from plait.runtime.adapters.adapter_pool import AdapterPool
-from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.batch import MAX_LOGITS, Batch
 from plait.runtime.batch.request import GenerationRequest, Request
 from plait.runtime.call_reports import CacheMiss
-from plait.runtime.config import SchedulingOrder
+from plait.runtime.config import EngineConfig
+from plait.runtime.executor.runner import Runner
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.radix_node import RadixNode
 from plait.runtime.scheduler.policy.adapter_turns import AdapterTurns
@@ -36,7 +36,6 @@ from plait.runtime.scheduler.policy.rows import Rows
 from plait.runtime.scheduler.policy.waiting_order import WaitingOrder
 
 MAX_PREFIX_LOGITS = 16  # positions of whole values (`exact`, `particles`) in a step that also computes other requests
-MAX_LOGITS = 512  # positions of one step with logits: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens
 PAGES_PER_DECODING_REQUEST = 2  # available pages required to launch a step before the previous one is committed
 
 
@@ -63,23 +62,20 @@ class BatchScheduler(Rows):
     def __init__(
         self,
         cache: PrefixCache,
-        max_batch_tokens: int,
+        config: EngineConfig,
+        runner: Runner,
         max_batch_rows: int,
         max_length: int,
         drafter: Drafter,
-        order: SchedulingOrder = "fair",
-        tenant_weights: Mapping[str, float] | None = None,
-        extra_steps: bool = False,
-        adapters: AdapterPool | None = None,
+        has_extra_steps: bool,
     ) -> None:
-        super().__init__(cache, max_batch_tokens, max_batch_rows, order, tenant_weights, adapters)
-        self.max_batch_tokens = max_batch_tokens
+        super().__init__(cache, config, runner, max_batch_rows)
         self.max_logits = max(MAX_LOGITS, max_batch_rows)
         self.max_length, self.drafter = max_length, drafter
         self._order = WaitingOrder(self)
-        self._preemption = Preemption(self, self._order, max_batch_tokens)
-        self._adapter_turns = None if adapters is None else AdapterTurns(self, self._order, adapters)
-        self._light_tenants = LightTenants(self.fairness) if extra_steps else None
+        self._preemption = Preemption(self, self._order)
+        self._adapter_turns = None if self.adapters is None else AdapterTurns(self, self._order, self.adapters)
+        self._light_tenants = LightTenants(self.fairness) if has_extra_steps else None
         # Nodes, with their lengths, that `publish_early` made in this step. They are removed if the step fails.
         self.inserted_nodes: list[tuple[RadixNode, int]] = []
         self._now = 0.0
@@ -161,7 +157,7 @@ class BatchScheduler(Rows):
                 step.drawing.append(request)
             else:
                 (step.prefilling if request.num_pending > 1 else step.decoding).append(request)
-        if self.background.num_requests:
+        if self.background.is_limited:
             step.decoding.sort(key=lambda request: request.owner.is_background)
 
     def _schedule_decoding(self, step: Step) -> None:

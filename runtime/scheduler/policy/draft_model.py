@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from plait.runtime.arrays import num_equal
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.drafts.draft_account import DraftAccount
@@ -32,10 +33,8 @@ class DraftModel(GuessingModel[TextSequence]):
         kept: DraftAccount | None = None,
         keep: Callable[[bytes], None] = lambda content: None,
     ) -> None:
-        super().__init__(min(max_length, runner.num_pages), keep)
         self._runner, self._pool = runner, PagePool(runner.num_pages)
-        self.account = kept or self._measured()
-        self._was_resting = self.account.is_resting
+        super().__init__(min(max_length, runner.num_pages), kept, keep)
 
     def guess(self, asked: Sequence[AskedText]) -> None:
         """See `GuessingModel`: of each text that one forward pass can finish. Reads a chunk of the others."""
@@ -70,11 +69,7 @@ class DraftModel(GuessingModel[TextSequence]):
     def _num_known(self, seq: TextSequence) -> int:
         """Returns how many of the text's first tokens have KV."""
         read = self._texts.get(seq)
-        if read is None:
-            return 0
-        size = min(read.num_computed, len(seq))
-        differs = read.tokens.view()[:size] != seq.tokens.view()[:size]
-        return int(differs.argmax()) if differs.any() else size
+        return 0 if read is None else num_equal(read.tokens.view()[: read.num_computed], seq.tokens.view())
 
     def _synchronized(self, seq: TextSequence) -> TextSequence:
         """Returns what was read of a text, with the text's tokens; at least the last of them has no KV."""

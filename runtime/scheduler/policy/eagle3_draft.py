@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from plait.runtime.arrays import Float32Array, IntArray
+from plait.runtime.arrays import Float32Array, IntArray, num_equal
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.drafts.draft_account import DraftAccount
@@ -56,12 +56,8 @@ class HeadText:
 
     def synchronize(self, text: IntArray) -> bool:
         """Drops what is of other tokens than text [m]. Returns whether the rest can be used."""
-        size = min(len(self.tokens), len(text))
-        differs = self.tokens[:size] != text[:size]
-        self._cut(int(differs.argmax()) if differs.any() else size)
-        size = min(len(self.used), len(text) - 1)
-        differs = self.used[:size] != text[1 : size + 1]
-        num_valid = int(differs.argmax()) if differs.any() else size
+        self._cut(num_equal(self.tokens, text))
+        num_valid = num_equal(self.used, text[1:])
         if num_valid < self.num_read:
             return False
         self._keep_entries(self.num_read if self.num_pending else num_valid)
@@ -109,13 +105,11 @@ class Eagle3Draft(GuessingModel[HeadText]):
         kept: DraftAccount | None = None,
         keep: Callable[[bytes], None] = lambda content: None,
     ) -> None:
-        super().__init__(head.config.layer.context_length, keep)
         self._head, self._runner = head, runner
         layers = sorted(set(head.config.captured))
         self._order = [layers.index(layer) for layer in head.config.captured]
         self._runner.capture(layers)
-        self.account = kept or self._measured()
-        self._was_resting = self.account.is_resting
+        super().__init__(head.config.layer.context_length, kept, keep)
 
     def observe(self, batch: Batch) -> None:
         """See `GuessingModel`. While the head rests, nothing is kept."""

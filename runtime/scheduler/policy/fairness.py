@@ -107,6 +107,11 @@ class Fairness:
         if not num_requests[tenant]:
             del num_requests[tenant]
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there are requests of both kinds: in the background, and others."""
+        return all(self._num_requests)
+
     def forget_program(self, program_id: ProgramId) -> None:
         """Drops the account of a program whose last session is gone."""
         self._programs.pop(program_id, None)

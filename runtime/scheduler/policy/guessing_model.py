@@ -37,13 +37,12 @@ class GuessingModel(Generic[Known]):
     account's bytes, when the draft model begins or ends to rest, and at the end.
     """
 
-    account: DraftAccount
-
-    def __init__(self, max_length: int, keep: Callable[[bytes], None]) -> None:
+    def __init__(self, max_length: int, kept: DraftAccount | None, keep: Callable[[bytes], None]) -> None:
         self._max_length, self._keep = max_length, keep
+        self.account = kept or self._measured()
         self._ops = NumpyLogitOperations()
         self._texts: OrderedDict[TextSequence, Known] = OrderedDict()  # the one used last at the end
-        self._was_resting = self.has_failed = False
+        self._was_resting, self.has_failed = self.account.is_resting, False
 
     def guesses_for(self, request: GenerationRequest) -> ModelGuesses | None:
         """Returns the proposer of a request; None where it rests, for texts of adapters."""
@@ -77,6 +76,10 @@ class GuessingModel(Generic[Known]):
         """Forgets the texts of a tenant; None: of all."""
         for seq in [seq for seq in self._texts if tenant is None or seq.namespace.tenant == tenant]:
             self._drop(seq)
+
+    def _measured(self) -> DraftAccount:
+        """Returns the account, with the time of a guess and of a token that is read."""
+        raise NotImplementedError
 
     def _num_unread(self, seq: TextSequence) -> int:
         """Returns how many tokens of a text have to be read before the next one is guessed."""

@@ -14,9 +14,8 @@ from plait.runtime.scheduler.policy.waiting_order import WaitingOrder
 class Preemption:
     """Preempts requests of `rows` for waiting ones, in the order of `order`."""
 
-    def __init__(self, rows: Rows, order: WaitingOrder, max_batch_tokens: int) -> None:
-        self._rows, self._order, self._max_batch_tokens = rows, order, max_batch_tokens
-        self._now = 0.0
+    def __init__(self, rows: Rows, order: WaitingOrder) -> None:
+        self._rows, self._order, self._now = rows, order, 0.0
 
     def preempt_for_waiting(self, now: float) -> None:
         """Starts waiting requests for which there is no row or too few pages, in place of running ones.
@@ -35,7 +34,7 @@ class Preemption:
             if queue in without_victims:
                 continue
             is_row_free = self._rows.is_row_free(request)
-            if num_tokens >= self._max_batch_tokens or (is_row_free and self._rows.has_room_for(request)):
+            if num_tokens >= self._rows.max_batch_tokens or (is_row_free and self._rows.has_room_for(request)):
                 return
             victims = self._victims(request, rows)
             if not victims:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from plait.runtime.adapters.adapter_pool import AdapterPool
 from plait.runtime.batch.request import Request
-from plait.runtime.config import SchedulingOrder
+from plait.runtime.config import EngineConfig
+from plait.runtime.executor.runner import Runner
 from plait.runtime.kv_cache.planned_release import PlannedRelease
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.scheduler.policy.background import BackgroundLimits
@@ -18,28 +16,20 @@ RESERVE_TOKENS = 8  # pages kept free for the next tokens of each running reques
 class Rows:
     """Moves requests between the waiting and the running ones."""
 
-    def __init__(
-        self,
-        cache: PrefixCache,
-        max_batch_tokens: int,
-        max_batch_rows: int,
-        order: SchedulingOrder,
-        tenant_weights: Mapping[str, float] | None,
-        adapters: AdapterPool | None = None,
-    ) -> None:
-        self.cache, self.max_batch_rows, self.adapters = cache, max_batch_rows, adapters
+    def __init__(self, cache: PrefixCache, config: EngineConfig, runner: Runner, max_batch_rows: int) -> None:
+        self.cache, self.adapters = cache, runner.adapter_pool
+        self.max_batch_tokens, self.max_batch_rows = runner.max_batch_tokens, max_batch_rows
         self.held_back = ""  # the adapter with which no further request starts
         self.waiting: dict[Request, None] = {}  # in order of arrival
         self.running: dict[Request, None] = {}  # in order of admission
         self.isolated: dict[Request, None] = {}  # waiting or running requests that are computed alone, in turn
-        self.fairness = Fairness(order, tenant_weights)
-        self.background = BackgroundLimits(max_batch_tokens, max_batch_rows)
+        self.fairness = Fairness(config.order, config.tenant_weights)
+        self.background = BackgroundLimits(self.fairness, self.max_batch_tokens, max_batch_rows)
         self.num_retractions = self.num_pauses = 0
 
     def add(self, request: Request) -> None:
         """Adds a new request to the waiting ones."""
         self.fairness.add(request)
-        self.background.add(request)
         self.waiting[request] = None
 
     def remove(self, request: Request) -> None:
@@ -53,7 +43,6 @@ class Rows:
             return
         self.isolated.pop(request, None)
         self.fairness.remove(request)
-        self.background.remove(request)
 
     @property
     def has_work(self) -> bool:

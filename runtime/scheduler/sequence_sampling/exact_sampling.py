@@ -19,13 +19,12 @@ import numpy.typing as npt
 from plait.constrained import Grammar, Matcher, Vocabulary
 from plait.constrained.specs import Spec
 from plait.runtime.arrays import Float32Array, IntArray
-from plait.runtime.batch.request import GenerationRequest
+from plait.runtime.batch.request import FinishInfo, GenerationRequest
 from plait.runtime.call_reports import ExactInfo
 from plait.runtime.sampling.exact_search import ExactSearch, NothingAdmissible, Path, SearchLimitReached
 from plait.runtime.sampling.prefix_tree import AllowedTokens, PrefixTree, PrefixTrees
 from plait.runtime.sampling_params import MAX_SEARCH_ROWS
 from plait.runtime.sampling_table import fields_of_stages
-from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.sequence_sampling.prefix_requests import PrefixRequest, PrefixRequests, common_length
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 

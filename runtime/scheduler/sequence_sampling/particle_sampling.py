@@ -13,10 +13,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from plait.constrained import Grammar, Matcher, Vocabulary
-from plait.runtime.batch.request import GenerationRequest
+from plait.runtime.batch.request import FinishInfo, GenerationRequest
 from plait.runtime.call_reports import ParticlesInfo
 from plait.runtime.sampling.particle_filter import NoParticleLeft, ParticleFilter, ParticleNode, Path
-from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.sequence_sampling.exact_sampling import MatcherConstraint
 from plait.runtime.scheduler.sequence_sampling.prefix_requests import (
     PrefixRequest,

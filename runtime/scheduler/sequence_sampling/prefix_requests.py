@@ -10,10 +10,9 @@ import time
 
 from plait.constrained import Vocabulary
 from plait.runtime.arrays import Float32Array
-from plait.runtime.batch.request import GenerationRequest
+from plait.runtime.batch.request import FinishInfo, GenerationRequest
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.sampling.exact_search import Path
-from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.policy.batching import BatchScheduler
 
 _PART = 64  # tokens that are compared at once

@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from plait.constrained import CompilePool, Grammar, GrammarError
 from plait.constrained.specs import Spec
-from plait.runtime.batch.healing import Healing
 from plait.runtime.batch.pooling_request import PoolingRequest
-from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest, Selection
+from plait.runtime.batch.request import FinishInfo, GenerationRequest, Request, ScoringRequest, Selection
 from plait.runtime.batch.value_span import ValueEnd
 from plait.runtime.call_reports import encode_logprobs
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
-from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Failed, Finished, Generate, ServerMessage, SessionCall, Tokens
-from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.policy.batching import BatchScheduler
 from plait.runtime.scheduler.sessions.choice_scoring import best_choice
 from plait.runtime.scheduler.sessions.deadlines import Deadlines
@@ -181,8 +178,6 @@ class CallTracker:
         """Removes a call from the batch and sends its final reply. Its computed tokens become cache."""
         session = self._sessions.pop(call)
         session.active_call = None
-        if isinstance(call, GenerationRequest):
-            self.batch_scheduler.drafter.end(call)
         self.totals.add(call)
         self.deadlines.drop(session.key, call.call_id)
         self.num_open -= 1
@@ -190,28 +185,29 @@ class CallTracker:
             for request in (*call.requests, *call.unconditional_requests):
                 self._release_scoring_request(request)
         else:
-            for prefix_request in call.prefix_requests if isinstance(call, GenerationRequest) else ():
-                self.batch_scheduler.remove(prefix_request)
-                self.cache.free(prefix_request.seq)
             self.batch_scheduler.remove(call)
             if call.seq.num_computed > len(call.seq):  # it ended within an accepted draft
                 self.cache.truncate(call.seq, len(call.seq))
             self.cache.release(call.seq)
-            if isinstance(call, GenerationRequest) and call.healing is not None:
-                self._restore_prompt(call.seq, call.healing)
-            span = call.value_span if isinstance(call, GenerationRequest) else None
-            if span is not None and span.end is None:  # the text after the value follows even without a value
-                call.seq.tokens.extend(span.trailing_text.tokens)
-        ticket = call.ticket if isinstance(call, GenerationRequest) else None
-        if ticket is not None and self._compiling.pop(ticket, None) is not None:
-            self.compiler.cancel(ticket)
+        if isinstance(call, GenerationRequest):
+            self._end_generation(call)
         self._send(session.key.client, reply)
         self._on_call_finished(session)
 
-    def _restore_prompt(self, seq: Sequence, healing: Healing) -> None:
-        """Restores the prompt tokens that token healing removed from an idle sequence, as no output followed them."""
-        self.cache.truncate_idle(seq, healing.start)
-        seq.tokens.extend(healing.removed)
+    def _end_generation(self, call: GenerationRequest) -> None:
+        """Ends what belongs to a generation, and completes the session's text."""
+        self.batch_scheduler.drafter.end(call)
+        for prefix_request in call.prefix_requests:
+            self.batch_scheduler.remove(prefix_request)
+            self.cache.free(prefix_request.seq)
+        if call.healing is not None:  # no output followed the prompt tokens that token healing removed
+            self.cache.truncate_idle(call.seq, call.healing.start)
+            call.seq.tokens.extend(call.healing.removed)
+        span = call.value_span
+        if span is not None and span.end is None:  # the text after the value follows even without a value
+            call.seq.tokens.extend(span.trailing_text.tokens)
+        if call.ticket is not None and self._compiling.pop(call.ticket, None) is not None:
+            self.compiler.cancel(call.ticket)
 
     def _release_scoring_request(self, request: ScoringRequest) -> None:
         self.batch_scheduler.remove(request)

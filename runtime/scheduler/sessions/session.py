@@ -35,8 +35,7 @@ class Session:
     """One session. `active_call` waits or runs now. Once `error` is set, every further call of the session fails.
 
     `max_length`: tokens that the session can hold. `fork_parent`: the session that a child of a fork gets its text
-    from. `is_materialized`: False for such a child until that text is known. `adapter`: the id of the one that computes
-    it, "" for none.
+    from, until that text is known; None for any other. `adapter`: the id of the one that computes it, "" for none.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class Session:
         self.key = key
         self.open_message = open_message
         self.fork_parent = fork_parent
-        self.is_materialized = fork_parent is None
         self.seq = Sequence(CacheNamespace(open_message.tenant, open_message.cache_salt, adapter))
         self.queue = SessionQueue(max_length)
         self.active_call: Call | None = None

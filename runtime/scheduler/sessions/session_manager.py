@@ -8,7 +8,7 @@ from collections import Counter
 
 import msgspec
 
-from plait.constrained import CompilePool, CompileQueueFull, Grammar, GrammarError, Reasoning, Structural, Vocabulary
+from plait.constrained import CompilePool, CompileQueueFull, Grammar, GrammarError, Reasoning, Structural
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, ProgramId
 from plait.runtime.config import EngineConfig
@@ -55,7 +55,6 @@ class SessionManager:
         self,
         batch_scheduler: BatchScheduler,
         compiler: CompilePool,
-        vocabulary: Vocabulary,
         config: EngineConfig,
         output_processor: OutputProcessor,
         model: Welcome,
@@ -65,9 +64,8 @@ class SessionManager:
         self.batch_scheduler, self._adapters = batch_scheduler, batch_scheduler.adapters
         self.cache: PrefixCache = batch_scheduler.cache
         self.calls = CallTracker(batch_scheduler, compiler, send, self._advance)
-        self.vocabulary = vocabulary
-        self.config = config
-        self.output_processor = output_processor
+        self.config, self.output_processor = config, output_processor
+        self.vocabulary = vocabulary = output_processor.vocabulary
         self.max_length, self.model = output_processor.max_length, model
         self.error_log = error_log
         requests = PrefixRequests(batch_scheduler, vocabulary)
@@ -137,7 +135,7 @@ class SessionManager:
         self._set_error(session, error)
         if isinstance(message, Fork):
             for child in self._pending_children(session, message):
-                child.is_materialized = True
+                child.fork_parent = None
                 self._set_error(child, error)
 
     def abort(self, client: ClientId, message: Abort) -> None:
@@ -216,7 +214,7 @@ class SessionManager:
             return
         while self._ready:
             current = self._ready[-1]
-            if not current.queue or current.active_call is not None or not current.is_materialized:
+            if not current.queue or current.active_call is not None or current.fork_parent is not None:
                 self._ready.pop()
                 continue
             instruction = current.queue.pop()
@@ -347,7 +345,7 @@ class SessionManager:
         """Gives the children of a fork the parent's text, sharing its pages."""
         materialized = self._pending_children(parent, message)
         for child in materialized:
-            child.is_materialized = True
+            child.fork_parent = None
             same_cache = child.seq.namespace == parent.seq.namespace
             text = parent.seq.tokens.view()
             child.seq = self.cache.fork(parent.seq) if same_cache else Sequence(child.seq.namespace, text)
@@ -358,8 +356,7 @@ class SessionManager:
         """Returns the children of a fork that have no text yet, without those that another session opened first."""
         keys = dict.fromkeys(SessionKey(parent.key.client, child) for child in message.children[:MAX_FORK_CHILDREN])
         children = [self._sessions.get(key) for key in keys]
-        pending = [child for child in children if child is not None and not child.is_materialized]
-        return [child for child in pending if child.fork_parent == parent.key]
+        return [child for child in children if child is not None and child.fork_parent == parent.key]
 
     # -- the end of a session ---------------------------------------------------------------------
 

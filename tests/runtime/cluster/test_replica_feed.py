@@ -59,7 +59,8 @@ class Replica:
         while self.channel and self.channel[0][0] <= self.now:
             self.feed.receive(heapq.heappop(self.channel)[2], self.now)
         if self.feed.should_ask(self.now) and not (self.is_faulty and self.draw.random() < 0.5):
-            self.send(self.events.take_snapshot())
+            self.events.take_batch()
+            self.send(self.events.snapshot())
 
     def blocks(self) -> set[int]:
         return {block for node in self.cache.tree.nodes() for block in node.block_hashes}
@@ -112,7 +113,9 @@ def test_what_a_replica_sent_before_its_restart_is_ignored(late) -> None:
     replica = Replica(2)
     replica.is_faulty = False
     replica.change()
-    old = replica.events.take_batch() if late == "batch" else replica.events.take_snapshot()
+    old = replica.events.take_batch()
+    if late != "batch":
+        old = replica.events.snapshot()
     replica.restart()
     replica.tick()
     replica.feed.receive(old, replica.now)

@@ -69,7 +69,8 @@ class Receiver:
         self.sequence = batch.sequence
 
     def receive_snapshot(self) -> None:
-        snapshot = self.events.take_snapshot()
+        self.events.take_batch()
+        snapshot = self.events.snapshot()
         assert len(snapshot.blocks) == len(set(snapshot.blocks))
         self.blocks, self.sequence = set(snapshot.blocks), snapshot.sequence
 

@@ -41,7 +41,7 @@ def run_delayed(runner, arrivals, progress_probability=0.0, seed=0, rows=6, capt
     outcomes = run(QueuedRunner(runner, steps.stream), arrivals, steps, rows=rows, **settings)
     steps.stream.run_until(steps.stream.num_enqueued)
     if steps.graphs is not None:
-        check_table_rows(steps.graphs.page_table)
+        check_table_rows(steps.graphs.inputs.page_table)
     return outcomes, steps
 
 
@@ -231,7 +231,7 @@ def test_a_reserved_page_is_released_only_after_the_last_write(model, monkeypatc
     run(model.device, [(0, message) for i in range(6) for message in (Open(i), Append(i, [1 + i, 2]), calls[i])], steps)
     assert released
     stream.run_until(stream.num_enqueued)
-    check_table_rows(steps.graphs.page_table)
+    check_table_rows(steps.graphs.inputs.page_table)
 
 
 def test_masks_are_set_after_the_forward_pass_is_launched(model):

@@ -315,7 +315,7 @@ class SchedulerModel:
         assert self.loop.calls.num_open == len(reference.calls), "a call without a final reply is not open, or reverse"
         for key, session in manager._sessions.items():
             expected = reference.sessions[tuple(key)]
-            assert session.is_materialized == expected.is_materialized
+            assert (session.fork_parent is None) == expected.is_materialized
             if session.active_call is None and session.error is None:
                 assert session.seq.tokens.view().tolist() == expected.text
             assert (session.error is None) == (expected.error is None)
