@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
@@ -21,7 +21,7 @@ from plait.runtime.client.session import Session
 from plait.runtime.errors import DeadlineExceeded
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.server.errors import ApiError, context_limit_message, invalid
-from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, max_token_bytes
+from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, RequestHandle, max_token_bytes
 from plait.runtime.server.in_flight import RequestSize, current_request
 
 MAX_INPUTS = 2048  # per request, as OpenAI's limit
@@ -43,19 +43,6 @@ class EmbeddingOptions:
     tenant: str = ""
     cache_salt: str = ""
     priority: int = 0
-
-
-@dataclass
-class EmbeddingHandle:
-    """The sessions and calls of one request, for its `RequestRecord`."""
-
-    sessions: list[Session] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-
-    def abort(self) -> None:
-        """Ends all sessions at once. Every call that still runs fails."""
-        for session in self.sessions:
-            session.abort()
 
 
 def check_can_embed(client: Client, name: str) -> None:
@@ -140,7 +127,7 @@ async def embed_prompts(
     """Returns one result per prompt, in order. Raises the first failure, and ApiError 503 for lack of capacity."""
     if options.timeout_s is not None:
         sampling_params(timeout_s=options.timeout_s)  # raises InputError for a wrong timeout
-    handle, start_time, request_timeout_s = EmbeddingHandle(), time.monotonic(), options.timeout_s
+    handle, start_time, request_timeout_s = RequestHandle(), time.monotonic(), options.timeout_s
     if (record := current_request()) is not None:
         num_calls = min(MAX_CONCURRENT_INPUTS, len(prompts))
         record.reserve_calls(RequestSize(num_calls))
