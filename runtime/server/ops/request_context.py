@@ -52,7 +52,7 @@ class RequestContextMiddleware:
         scope.setdefault("state", {})["request_id"] = record.request_id
         set_current_request(record)
         self.in_flight.records.add(record)
-        with self.tracing.span(scope, headers, record):
+        with self.tracing.span(headers, record):
             try:
                 await self.app(scope, self._observe_receive(receive, record), _observe_send(send, record))
             finally:
