@@ -21,7 +21,12 @@ from plait.runtime.client.session import Session
 from plait.runtime.errors import DeadlineExceeded
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.server.errors import ApiError, context_limit_message, invalid
-from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, RequestHandle, max_token_bytes
+from plait.runtime.server.generation.submission import (
+    TOKENIZE_IN_THREAD_CHARS,
+    RequestHandle,
+    max_token_bytes,
+    open_session,
+)
 from plait.runtime.server.in_flight import RequestSize, current_request
 
 MAX_INPUTS = 2048  # per request, as OpenAI's limit
@@ -139,13 +144,7 @@ async def embed_prompts(
         for prompt in prompts:
             if len(pending_calls) == MAX_CONCURRENT_INPUTS:
                 results.append(await _next_result(pending_calls))
-            session = client.open_session(
-                tenant=options.tenant,
-                cache_salt=options.cache_salt,
-                priority=options.priority,
-                background=record is not None and record.is_background,
-                adapter="" if record is None else record.adapter,
-            )
+            session = open_session(client, options.tenant, options.cache_salt, options.priority, record)
             handle.sessions.append(session)
             session.append_tokens(prompt)
             timeout_s = _remaining_timeout(request_timeout_s, start_time)

@@ -174,13 +174,7 @@ def _with_time_left(submission: Submission, record: RequestRecord) -> Submission
 
 
 def _start(client: Client, submission: Submission, handle: RequestHandle, record: RequestRecord | None) -> None:
-    session = client.open_session(
-        tenant=submission.tenant,
-        cache_salt=submission.cache_salt,
-        priority=submission.priority,
-        background=record is not None and record.is_background,
-        adapter="" if record is None else record.adapter,
-    )
+    session = open_session(client, submission.tenant, submission.cache_salt, submission.priority, record)
     handle.sessions.append(session)
     handle.submissions.append(submission)
     handle.prompt_scoring_calls.append(_append_prompt(session, submission))
@@ -192,6 +186,14 @@ def _start(client: Client, submission: Submission, handle: RequestHandle, record
     handle.sessions += children
     for index, child in enumerate(children):
         handle.calls.append(child.generate(submission.sampling.for_sample(index), submission.constraint))
+
+
+def open_session(client: Client, tenant: str, cache_salt: str, priority: int, record: RequestRecord | None) -> Session:
+    """Opens a session for the request `record`: of its adapter, and behind all others for a line of a batch."""
+    background, adapter = (False, "") if record is None else (record.is_background, record.adapter)
+    return client.open_session(
+        tenant=tenant, cache_salt=cache_salt, priority=priority, background=background, adapter=adapter
+    )
 
 
 @lru_cache(maxsize=8)

@@ -361,19 +361,15 @@ class BodyLimitMiddleware:
 
 
 async def _send_error(error: ApiError, send: Send) -> None:
-    headers, body = closing_response(error, current_request())
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def closing_response(error: ApiError, record: RequestRecord | None) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Returns headers and body of an error response that closes the connection, where a body may still follow."""
-    if record is not None:
-        record.code = record.code or error.code
-    path, request_id = (record.path, record.request_id) if record is not None else ("", "")
-    body = msgspec.json.encode(error_body(path, error, request_id))
+    """Sends an error response that closes the connection, where a body may still follow."""
+    record = current_request()
+    assert record is not None
+    record.code = record.code or error.code
+    body = msgspec.json.encode(error_body(record.path, error, record.request_id))
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body))} | CLOSE | error.headers
-    return [(name.lower().encode(), value.encode()) for name, value in headers.items()], body
+    encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
 
 
 def content_length(scope: Scope) -> int:
