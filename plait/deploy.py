@@ -37,7 +37,8 @@ def add_deploy_options(parser: argparse.ArgumentParser) -> None:
 
 def deploy_command(options: argparse.Namespace) -> int:
     """Runs the command and returns its exit code."""
-    from plait.runtime.server.deployment.control import LOCAL, connected, delete, deploy, describe
+    from plait.runtime.cluster.ray_package import LOCAL
+    from plait.runtime.server.deployment.control import connected, delete, deploy, describe
     from plait.runtime.server.deployment.deploy_config import read_config
 
     if not 0 < options.timeout <= 86_400:
