@@ -301,10 +301,9 @@ class ReplicaDirectory(ReplicaGroup):
 
     async def _watch(self, replica: ReplicaRecord, connection: ReplicaConnection) -> None:
         """Waits for a moment; moves the requests of a replica that does not answer, if another one does."""
-        assert self._transport is not None
         is_silent = connection.calls.unanswered_s >= NOT_READY_AFTER_S
-        if is_silent and (calls := self._transport.calls_to_move(replica.number)):
-            self.on_unresponsive(calls)
+        if is_silent:
+            self._move_calls(replica.number)
         await asyncio.sleep(UNRESPONSIVE_REPORT_S if is_silent else TICK_S)
 
     def _connections(self) -> list[ReplicaConnection]:

@@ -94,6 +94,11 @@ class ReplicaGroup(ABC):
             return "other model files"
         return "other adapters" if model.adapters != served.adapters else None
 
+    def _move_calls(self, number: int) -> None:
+        """Has the calls of a replica that does not answer run elsewhere, if another one does."""
+        if self._transport is not None and (calls := self._transport.calls_to_move(number)):
+            self.on_unresponsive(calls)
+
     async def _report(
         self, number: int, query: StatusQuery | None, unanswered_s: float, restarts: int, if_ended: ReplicaState
     ) -> ReplicaReport:
@@ -246,11 +251,6 @@ class ReplicatedRuntime(ReplicaGroup):
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
                 loop.call_soon_threadsafe(self._move_calls, number)
-
-    def _move_calls(self, number: int) -> None:
-        assert self._transport is not None
-        if calls := self._transport.calls_to_move(number):
-            self.on_unresponsive(calls)
 
 
 def _client_of(replica: RestartingRuntime) -> Client:
