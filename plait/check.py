@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,16 +11,12 @@ import plait
 from plait.host.terminal import print_error, print_facts
 
 if TYPE_CHECKING:
-    from plait.runtime.config import EngineConfig, ModelBackend, WeightFormat
+    from plait.runtime.config import EngineConfig
+
+OPTIONS = ("tensor-parallel-size", "pipeline-parallel-size", "weights", "backend")  # of `MODEL_OPTIONS`
 
 
-def check(
-    model: str | None,
-    weights: WeightFormat | None = None,
-    backend: ModelBackend | None = None,
-    tensor_parallel_size: int | None = None,
-    pipeline_parallel_size: int | None = None,
-) -> int:
+def check_command(options: argparse.Namespace) -> int:
     """Prints one line per fact and returns the exit code: 1 if there is no model or it cannot run here."""
     from plait.runtime.config import engine_config
     from plait.runtime.executor.backend_selection import uses_transformers
@@ -29,20 +26,15 @@ def check(
     lines: dict[str, Any] = report()
     failure: plait.PlaitError | None = None
     try:
-        lines["model"] = path = locate_model(model)
-        config = engine_config(
-            weights=weights,
-            backend=backend,
-            tensor_parallel_size=tensor_parallel_size,
-            pipeline_parallel_size=pipeline_parallel_size,
-        )
+        lines["model"] = path = locate_model(options.model)
+        config = engine_config(**{name.replace("-", "_"): getattr(options, name.replace("-", "_")) for name in OPTIONS})
         if config.num_ranks > 1:
             lines |= _describe(path) | _describe_ranks(path, config)
         elif uses_transformers(config, path):
             lines |= _describe_for_transformers(path, config)
         else:
             lines |= _describe(path)
-            lines |= _weights(path, weights)
+            lines |= _weights(path, config)
     except (plait.ModelError, plait.InputError) as error:
         failure = error
     print_facts(lines)
@@ -122,12 +114,11 @@ def _embeddings(path: Path) -> str:
     return description + (", scaled to the length 1" if pooling.normalize else "")
 
 
-def _weights(path: Path, weights: WeightFormat | None) -> dict[str, str]:
+def _weights(path: Path, config: EngineConfig) -> dict[str, str]:
     """Returns the weight format that would run here, why, and where packed weights and kernels are kept.
 
     Raises InputError for a format that cannot run here.
     """
-    from plait.runtime.config import engine_config
     from plait.runtime.executor.backend_selection import (
         require_torch_for,
         require_torch_for_rounding,
@@ -135,7 +126,6 @@ def _weights(path: Path, weights: WeightFormat | None) -> dict[str, str]:
     )
     from plait.runtime.weights.checkpoint import open_checkpoint
 
-    config = engine_config(weights=weights)
     checkpoint = open_checkpoint(path)
     chosen = resolve_weight_format(config, checkpoint)
     lines = {"weights": f"{chosen.weight_format} ({chosen.reason})"}

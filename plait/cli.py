@@ -18,7 +18,8 @@ from typing import Any
 import plait
 from plait.batch import add_batch_options, batch_command
 from plait.cache import add_cache_options, cache_command
-from plait.check import check
+from plait.check import OPTIONS as CHECK_OPTIONS
+from plait.check import check_command
 from plait.deploy import add_deploy_options, deploy_command
 from plait.host.terminal import print_error
 from plait.launch import add_launch_options, launch_command
@@ -124,9 +125,9 @@ def _parser() -> argparse.ArgumentParser:
 
     machine = commands.add_parser("check", help="describe this machine and the model that is found")
     machine.add_argument("--model", help="as for run")
-    for name in ("tensor-parallel-size", "pipeline-parallel-size", "weights", "backend"):
+    for name in CHECK_OPTIONS:
         add_model_option(machine, name)
-    machine.set_defaults(command=_check)
+    machine.set_defaults(command=check_command)
 
     files = commands.add_parser("cache", help="list the files that plait keeps for later starts, or remove them")
     add_cache_options(files)
@@ -196,7 +197,7 @@ def _check_model_and_device(options: argparse.Namespace) -> None:
     if options.model is not None:
         options.model = os.path.expanduser(options.model)
         is_elsewhere = getattr(options, "cluster", None) is not None
-        if options.command is not _check and not is_elsewhere:
+        if options.command is not check_command and not is_elsewhere:
             from plait.runtime.model_files.locate import locate_model
 
             locate_model(options.model)
@@ -270,16 +271,6 @@ def _run_file(options: argparse.Namespace, path: Path) -> int:
             names = "--backend, --model, --device and --weights"
             print(f"plait: {names} had no effect: the file chose its own backend", file=sys.stderr)
     return 0
-
-
-def _check(options: argparse.Namespace) -> int:
-    return check(
-        options.model,
-        options.weights,
-        options.backend,
-        options.tensor_parallel_size,
-        options.pipeline_parallel_size,
-    )
 
 
 def _chat(options: argparse.Namespace) -> int:

@@ -7,8 +7,12 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.runtime.server.deployment.deploy_config import DeployConfig
 
 TIMEOUT_S = 1800.0
 
@@ -33,14 +37,15 @@ def add_deploy_options(parser: argparse.ArgumentParser) -> None:
 
 def deploy_command(options: argparse.Namespace) -> int:
     """Runs the command and returns its exit code."""
-    from plait.runtime.server.deployment.control import LOCAL, connected, delete, deploy, describe
+    from plait.runtime.cluster.ray_package import LOCAL
+    from plait.runtime.server.deployment.control import connected, delete, deploy, describe
     from plait.runtime.server.deployment.deploy_config import read_config
 
     if not 0 < options.timeout <= 86_400:
         raise InputError(f"--timeout must be above 0 and at most 86400 seconds, not {options.timeout:g}")
     config = read_config(Path(options.config).expanduser())
     if options.dry_run:
-        return _dry_run(options)
+        return _dry_run(config)
     if options.address == LOCAL and (options.status or options.delete):
         raise InputError("--address local starts a Ray of its own, which has no deployment yet")
     with connected(options.address):
@@ -65,12 +70,10 @@ def deploy_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _dry_run(options: argparse.Namespace) -> int:
+def _dry_run(config: DeployConfig) -> int:
     """Prints the deployments as Ray Serve gets them."""
-    from plait.runtime.server.deployment.deploy_config import read_config
     from plait.runtime.server.deployment.serve_application import engine_options
 
-    config = read_config(Path(options.config).expanduser())
     engine = engine_options(config)
     count = f"{config.min_replicas or 1} to {config.max_replicas}" if config.is_autoscaled else str(config.replicas)
     resources = ", ".join(f"{value:g} {key.removeprefix('num_')}" for key, value in engine["ray_actor_options"].items())

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from plait.lang.backends.cluster import Cluster
@@ -14,10 +13,9 @@ from plait.lang.cluster.actor import BatchActor, read_welcome
 from plait.lang.cluster.item_results import plait_error
 from plait.lang.cluster.job import Done, Event, Lost, Ready
 from plait.lang.cluster.program_reference import check_not_importing
-from plait.runtime.cluster.ray_package import import_ray, on_loopback
-from plait.runtime.errors import InputError, RuntimeGone
+from plait.runtime.cluster.ray_package import LOCAL, connect, import_ray
+from plait.runtime.errors import InputError
 
-CONNECT_TIMEOUT_S = 10.0
 MAX_REASON_CHARS = 200
 
 
@@ -43,34 +41,13 @@ def connected(cluster: Cluster) -> Iterator[Any]:
 
 
 def _connect(ray: Any, cluster: Cluster) -> None:
-    settings: dict[str, Any] = {"address": cluster.address, "logging_level": "error"}
-    is_local = cluster.address == "local"
-    if is_local:
-        settings["include_dashboard"] = False
-    if cluster.working_dir is not None:
-        settings["runtime_env"] = {"working_dir": str(cluster.working_dir)}
-    try:
-        if cluster.address == "auto":
-            _check_reachable(ray)
-        with on_loopback(ray) if is_local else nullcontext():
-            ray.init(**settings)
-    except (OSError, RuntimeError, ValueError) as error:
-        hint = "; `ray start --head` starts one on this machine" if cluster.address == "auto" else ""
-        if cluster.address.startswith("ray://") and "RAY_AUTH_MODE" not in os.environ:
-            hint = ", or it asks for a token, which Ray sends if RAY_AUTH_MODE=token is set"
-        text = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        raise RuntimeGone(f"there is no Ray cluster at {cluster.address!r}{hint}: {text[0]:.300}") from error
-    if is_local and ray.nodes()[0]["NodeManagerAddress"] not in ("127.0.0.1", "::1"):
+    settings = {} if cluster.working_dir is None else {"runtime_env": {"working_dir": str(cluster.working_dir)}}
+    hint = "; `ray start --head` starts one on this machine" if cluster.address == "auto" else ""
+    if cluster.address.startswith("ray://") and "RAY_AUTH_MODE" not in os.environ:
+        hint = ", or it asks for a token, which Ray sends if RAY_AUTH_MODE=token is set"
+    connect(ray, cluster.address, hint, **settings)
+    if cluster.address == LOCAL and ray.nodes()[0]["NodeManagerAddress"] not in ("127.0.0.1", "::1"):
         warnings.warn("this version of Ray listens on all network interfaces of this machine", stacklevel=2)
-
-
-def _check_reachable(ray: Any) -> None:
-    """Raises OSError if nothing listens at the address that Ray finds for "auto"; Ray would wait for minutes."""
-    find = getattr(ray._private.services, "canonicalize_bootstrap_address", None)
-    address = None if find is None else find("auto")
-    host, _, port = str(address).rpartition(":")
-    if host:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
 
 
 def actor_resources(ray: Any, cluster: Cluster, num_items: int) -> tuple[int, float]:

@@ -288,19 +288,11 @@ class Call:
     def iter_text(self) -> Iterator[str]:
         """Yields the text as it arrives, in whole characters, then raises CallFailed if the call has failed."""
         num_read = 0
-
-        def has_update() -> bool:
-            return len(self._pieces) > num_read or self.done()
-
-        while True:
-            with self._changed:
-                self._wait(has_update, None)
-                new_pieces, num_read = self._pieces[num_read:], len(self._pieces)
-                is_done = self.done()
+        for _ in self._iter_changes(lambda: len(self._pieces)):
+            new_pieces = self._pieces[num_read:]
+            num_read += len(new_pieces)
             yield from filter(None, new_pieces)
-            if is_done:
-                self._value()
-                return
+        self._value()
 
     def text_so_far(self) -> str:
         """Returns the text that has arrived. Does not wait."""
@@ -309,21 +301,23 @@ class Call:
 
     def iter_progress(self) -> Iterator[None]:
         """Yields whenever tokens have arrived, and once at the end. Raises CallFailed if the call has failed."""
-        num_read = 0
-
-        def has_update() -> bool:
-            return len(self._token_ids) + len(self._pieces) > num_read or self.done()
-
-        while True:
-            with self._changed:
-                self._wait(has_update, None)
-                num_read = len(self._token_ids) + len(self._pieces)
-                is_done = self.done()
+        for is_done in self._iter_changes(lambda: len(self._token_ids) + len(self._pieces)):
             if is_done:
                 self._value()
             yield
-            if is_done:
-                return
+
+    def _iter_changes(self, count: Callable[[], int]) -> Iterator[bool]:
+        """Yields whenever `count()` has risen, and when the call is done, at last: whether it is."""
+        num_seen, is_done = 0, False
+
+        def has_changed() -> bool:
+            return count() > num_seen or self.done()
+
+        while not is_done:
+            with self._changed:
+                self._wait(has_changed, None)
+                num_seen, is_done = count(), self.done()
+            yield is_done
 
     async def aiter_progress(self) -> AsyncIterator[None]:
         """`iter_progress()` for an event loop."""

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ from plait.runtime.messages import (
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from plait.runtime.transport.base import ClientTransport
-from plait.runtime.transport.notifier import LoopNotifier
 
 STATUS_TIMEOUT_S = 60.0
 
@@ -66,7 +66,7 @@ class Client:
         self._transport = transport
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._calls: dict[int, Call | _StatusRequest] = {}
+        self._calls: dict[int, Call | Future[Status]] = {}  # a future of an Inspect, FlushCache or change of adapters
         self._disconnect_reason: str | None = None
         transport.start(self._on_reply, self._on_disconnect)
 
@@ -108,7 +108,7 @@ class Client:
 
     def status(self) -> Status:
         """Returns the scheduler's current counts. Raises RuntimeGone."""
-        return self._request_status(Inspect)
+        return self._wait_for_status(Inspect)
 
     def server_info(self) -> dict[str, Any]:
         """Returns the current counters of the runtime and its model."""
@@ -131,16 +131,11 @@ class Client:
         await self._await_status(lambda call_id: UnloadAdapter(call_id, name))
 
     async def _await_status(self, request: Callable[[int], ClientMessage]) -> Status:
-        changed, notifier = asyncio.Event(), LoopNotifier.for_running_loop()
-        call_id, status_request = self.next_id(), _StatusRequest(lambda: notifier.notify(changed))
-        self._register(call_id, status_request)
-        self.send(request(call_id))
-        await changed.wait()
-        return status_request.value()
+        return await asyncio.wrap_future(self._ask_status(request))
 
     def flush_cache(self, tenant: str | None = None) -> Status:
         """Evicts every cached prefix of `tenant` (None: of all tenants) that no running call uses."""
-        return self._request_status(lambda call_id: FlushCache(call_id, tenant))
+        return self._wait_for_status(lambda call_id: FlushCache(call_id, tenant))
 
     def attach_to_loop(self) -> None:
         """Receives replies in the running event loop from now on, instead of in a thread.
@@ -229,7 +224,7 @@ class Client:
 
     # -- replies ----------------------------------------------------------------------------------
 
-    def _register(self, call_id: int, call: Call | _StatusRequest) -> None:
+    def _register(self, call_id: int, call: Call | Future[Status]) -> None:
         with self._lock:
             if self._disconnect_reason is not None:
                 raise RuntimeGone(self._disconnect_reason)
@@ -250,17 +245,17 @@ class Client:
             with self._lock:
                 self._calls.pop(reply.call, None)
             text = f"the runtime's reply could not be read ({type(error).__name__}: {error!s:.200})"
-            call.on_failed(CallFailed(text))
+            _fail(call, CallFailed(text))
 
-    def _dispatch(self, call: Call | _StatusRequest, reply: Tokens | Finished | Failed | Status) -> None:
+    def _dispatch(self, call: Call | Future[Status], reply: Tokens | Finished | Failed | Status) -> None:
         if isinstance(reply, Tokens) and isinstance(call, Call):
             call.on_tokens(reply.token_ids, reply.logprobs)
         elif isinstance(reply, Finished) and isinstance(call, Call):
             call.on_finished(reply)
         elif isinstance(reply, Failed):
-            call.on_failed(call_failed(reply.kind, reply.text, reply.where))
-        elif isinstance(reply, Status) and isinstance(call, _StatusRequest):
-            call.on_status(reply)
+            _fail(call, call_failed(reply.kind, reply.text, reply.where))
+        elif isinstance(reply, Status) and isinstance(call, Future):
+            call.set_result(reply)
         else:
             raise TypeError(f"a {type(reply).__name__} is not the answer to this call")
 
@@ -272,44 +267,24 @@ class Client:
             waiting = list(self._calls.values())
             self._calls.clear()
         for call in waiting:
-            call.on_failed(RuntimeGone(reason))
+            _fail(call, RuntimeGone(reason))
 
-    def _request_status(self, request: Callable[[int], Inspect | FlushCache]) -> Status:
-        call_id, status_request = self.next_id(), _StatusRequest()
-        self._register(call_id, status_request)
+    def _wait_for_status(self, request: Callable[[int], ClientMessage]) -> Status:
+        try:
+            return self._ask_status(request).result(STATUS_TIMEOUT_S)
+        except TimeoutError:
+            raise RuntimeGone(f"the runtime did not answer within {STATUS_TIMEOUT_S:.0f} s") from None
+
+    def _ask_status(self, request: Callable[[int], ClientMessage]) -> Future[Status]:
+        call_id, status = self.next_id(), Future[Status]()
+        status.set_running_or_notify_cancel()  # a caller that no longer waits does not cancel it
+        self._register(call_id, status)
         self.send(request(call_id))
-        with status_request.changed:
-            if not status_request.changed.wait_for(status_request.done, STATUS_TIMEOUT_S):
-                raise RuntimeGone(f"the runtime did not answer within {STATUS_TIMEOUT_S:.0f} s")
-        return status_request.value()
+        return status
 
 
-class _StatusRequest:
-    """An Inspect or FlushCache in flight; the reply is a Status."""
-
-    def __init__(self, listener: Callable[[], None] = lambda: None) -> None:
-        self.changed = threading.Condition()
-        self._listener = listener
-        self._status: Status | None = None
-        self._error: PlaitError | None = None
-
-    def done(self) -> bool:
-        return self._status is not None or self._error is not None
-
-    def on_status(self, status: Status) -> None:
-        with self.changed:
-            self._status = status
-            self.changed.notify_all()
-        self._listener()
-
-    def on_failed(self, error: CallFailed) -> None:
-        with self.changed:
-            self._error = error
-            self.changed.notify_all()
-        self._listener()
-
-    def value(self) -> Status:
-        if self._error is not None:
-            raise self._error
-        assert self._status is not None
-        return self._status
+def _fail(call: Call | Future[Status], error: CallFailed) -> None:
+    if isinstance(call, Call):
+        call.on_failed(error)
+    else:
+        call.set_exception(error)

@@ -101,53 +101,38 @@ class _Parser:
             return None, at
         match self._text[at]:
             case "{":
-                return self._object(at, depth)
+                return self._container("object", "}", at, depth)
             case "[":
-                return self._array(at, depth)
+                return self._container("array", "]", at, depth)
             case '"':
                 return self._string(at)
             case "t" | "f" | "n":
                 return self._word(at)
         return self._number(at)
 
-    def _object(self, start: int, depth: int) -> tuple[JsonPart, int]:
-        part = JsonPart("object", start, len(self._text))
-        at = self.skip_space(start + 1)
-        is_first = True
+    def _container(self, kind: str, end: str, start: int, depth: int) -> tuple[JsonPart, int]:
+        """An object or an array: `end` closes it. A member of an object has its key before it."""
+        part = JsonPart(kind, start, len(self._text))
+        at, is_first, key = self.skip_space(start + 1), True, None
         while at < len(self._text):
-            if self._text[at] == "}" and is_first:
+            if self._text[at] == end and is_first:
                 return self._closed(part, at)
-            key, at = self._string(at)
-            if not key.is_complete:
+            if kind == "object":
+                key, at = self._string(at)
+                if not key.is_complete:
+                    break
+                at = self._after(at, ":")
+            value, at = self.value(at, depth + 1)
+            if value is None:
                 break
-            at = self._after(at, ":")
-            member, at = self.value(at, depth + 1)
-            if member is None:
-                break
-            part.members[key.value] = member
-            if not member.is_complete:
+            if key is None:
+                part.items.append(value)
+            else:
+                part.members[key.value] = value
+            if not value.is_complete:
                 break
             at = self.skip_space(at)
-            if self._text[at : at + 1] == "}":
-                return self._closed(part, at)
-            at, is_first = self._after(at, ","), False
-        return part, len(self._text)
-
-    def _array(self, start: int, depth: int) -> tuple[JsonPart, int]:
-        part = JsonPart("array", start, len(self._text))
-        at = self.skip_space(start + 1)
-        is_first = True
-        while at < len(self._text):
-            if self._text[at] == "]" and is_first:
-                return self._closed(part, at)
-            item, at = self.value(at, depth + 1)
-            if item is None:
-                break
-            part.items.append(item)
-            if not item.is_complete:
-                break
-            at = self.skip_space(at)
-            if self._text[at : at + 1] == "]":
+            if self._text[at : at + 1] == end:
                 return self._closed(part, at)
             at, is_first = self._after(at, ","), False
         return part, len(self._text)

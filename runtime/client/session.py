@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, get_args
+from typing import TYPE_CHECKING, get_args
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call, ScoredChoices
@@ -32,7 +32,9 @@ from plait.runtime.messages import (
 from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
 from plait.runtime.similar_names import did_you_mean
 from plait.runtime.tokenizer.token_healing import UNKNOWN_TAIL, TextTail, heal_choices, num_plain_bytes
-from plait.runtime.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from plait.runtime.client.client import Client
 
 
 def check_adapter(name: str, model: Welcome) -> None:
@@ -41,25 +43,6 @@ def check_adapter(name: str, model: Welcome) -> None:
         known = ", ".join(model.adapters) or "none"
         hint = did_you_mean(str(name), model.adapters)
         raise InputError(f"there is no adapter {name!r:.100}{hint}; this runtime has {known:.500}", field="adapter")
-
-
-class SessionClient(Protocol):
-    """What a session uses of its `Client`."""
-
-    model: Welcome
-    tokenizer: Tokenizer
-
-    def next_id(self) -> int: ...
-    def send(self, request: ClientMessage) -> None: ...
-    def send_if_open(self, request: ClientMessage) -> None: ...
-    def start_call(
-        self,
-        session_id: int,
-        request: Callable[[int], ClientMessage],
-        timeout_s: float | None,
-        lenient_constraint: Spec | None = None,
-        scored_choices: ScoredChoices | None = None,
-    ) -> Call: ...
 
 
 class Session:
@@ -73,7 +56,7 @@ class Session:
 
     def __init__(
         self,
-        client: SessionClient,
+        client: Client,
         session_id: int,
         is_empty: bool = True,
         num_sent: int = 0,

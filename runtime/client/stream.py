@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from plait.runtime.call_reports import TokenLogprob, decode_logprobs
-from plait.runtime.errors import Aborted, CallFailed
+from plait.runtime.errors import Aborted
 from plait.runtime.transport.notifier import LoopNotifier, SingleWaiterEvent, wait_for_event
+
+if TYPE_CHECKING:
+    from plait.runtime.client.call import Call
 
 MAX_MESSAGES_PER_UPDATE = 64  # of a stream with a limit
 UNREAD_STREAM = "the client did not read its stream, and too much of it was waiting"
@@ -41,26 +44,8 @@ class CallUpdate(NamedTuple):
         return decode_logprobs(self.encoded_logprobs)
 
 
-class StreamedCall(Protocol):
-    """What `stream_updates` uses of a call."""
-
-    deadline: float | None
-    num_received_bytes: int
-
-    def add_listener(self, listener: Callable[[], None]) -> None: ...
-    def remove_listener(self, listener: Callable[[], None]) -> None: ...
-    def read_since(
-        self, since: ReadPosition, *, max_messages: int | None = None, forget_logprobs: bool = False
-    ) -> tuple[CallUpdate, ReadPosition]: ...
-    def abort(self) -> None: ...
-    def on_failed(self, error: CallFailed) -> None: ...
-    def done(self) -> bool: ...
-    def expire(self) -> None: ...
-    def raise_if_failed(self) -> None: ...
-
-
 async def stream_updates(
-    calls: Sequence[StreamedCall],
+    calls: Sequence[Call],
     *,
     only_final: bool = False,
     raise_on_failure: bool = False,
@@ -120,7 +105,7 @@ async def stream_updates(
 class _Reading:
     """Reads the calls of one stream. `has_more`: the last round left something unread."""
 
-    def __init__(self, calls: Sequence[StreamedCall], max_unread_bytes: int | None) -> None:
+    def __init__(self, calls: Sequence[Call], max_unread_bytes: int | None) -> None:
         self._calls, self._max_unread_bytes = calls, max_unread_bytes
         self._num_read_bytes = [0] * len(calls)
         self._has_more = [False] * len(calls)
@@ -164,7 +149,7 @@ class _Reading:
 
 
 def _make_listener(
-    call: StreamedCall,
+    call: Call,
     changed: SingleWaiterEvent,
     notifier: LoopNotifier,
     only_final: bool,
@@ -186,12 +171,12 @@ def _make_listener(
     return listener
 
 
-def _seconds_to_deadline(calls: Sequence[StreamedCall], open_indices: Sequence[int]) -> float | None:
+def _seconds_to_deadline(calls: Sequence[Call], open_indices: Sequence[int]) -> float | None:
     deadlines = [deadline for index in open_indices if (deadline := calls[index].deadline) is not None]
     return min(deadlines) - time.monotonic() if deadlines else None
 
 
-def _expire_overdue(calls: Sequence[StreamedCall], open_indices: Sequence[int]) -> None:
+def _expire_overdue(calls: Sequence[Call], open_indices: Sequence[int]) -> None:
     for index in open_indices:
         deadline = calls[index].deadline
         if deadline is not None and deadline <= time.monotonic():

@@ -4,12 +4,16 @@ settings."""
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from plait.runtime.errors import InputError
+from plait.runtime.errors import InputError, RuntimeGone
+
+CONNECT_TIMEOUT_S = 10.0
+LOCAL = "local"
 
 
 def import_ray(needed_by: str, module: str = "ray") -> Any:
@@ -21,6 +25,32 @@ def import_ray(needed_by: str, module: str = "ray") -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise InputError(f"{needed_by} needs the package ray ({error}): pip install 'plait[ray]'") from None
+
+
+def connect(ray: Any, address: str, hint: str, **settings: Any) -> None:
+    """Connects this process to the cluster at an address of Ray: "local" starts one here, on the loopback interface.
+
+    settings: of ray.init. Raises RuntimeGone with Ray's reason and a hint, before which stands the address.
+    """
+    if address == LOCAL:
+        settings["include_dashboard"] = False
+    try:
+        if address != LOCAL and not address.startswith("ray://"):
+            _check_reachable(ray, address)
+        with on_loopback(ray) if address == LOCAL else nullcontext():
+            ray.init(address=address, logging_level="error", **settings)
+    except (OSError, RuntimeError, ValueError) as error:
+        text = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise RuntimeGone(f"there is no Ray cluster at {address!r}{hint}: {text[0]:.300}") from error
+
+
+def _check_reachable(ray: Any, address: str) -> None:
+    """Raises OSError if nothing listens at the address; Ray would wait for minutes."""
+    find = getattr(ray._private.services, "canonicalize_bootstrap_address", None)
+    found = None if find is None else find(address)
+    host, _, port = str(found).rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
 
 
 def tls_context(purpose: ssl.Purpose) -> ssl.SSLContext | None:

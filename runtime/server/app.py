@@ -30,7 +30,7 @@ from plait.runtime.server.engines.engine_pool import EnginePool
 from plait.runtime.server.engines.served_model import Backend, ServedModel
 from plait.runtime.server.errors import NOT_FOUND, ApiError, answered_error
 from plait.runtime.server.http import openapi, static_page
-from plait.runtime.server.http.admission import FORM_BYTES, AdmissionMiddleware, BodyLimitMiddleware
+from plait.runtime.server.http.admission import AdmissionMiddleware, BodyLimitMiddleware
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.response import ClientDisconnected, json_response
 from plait.runtime.server.ops.request_context import RequestContextMiddleware
@@ -58,8 +58,8 @@ HANDLED_ERRORS = (ApiError, PlaitError, HTTPException, ClientDisconnected)  # an
 
 
 class Application(FastAPI):
-    """FastAPI behind plait's own middleware: every request enters at `entry_app`. `endpoint_paths`: those of
-    `api_routes` without parameters."""
+    """FastAPI behind plait's own middleware: every HTTP request enters at `entry_app`. `endpoint_paths`: those
+    of `api_routes` without parameters."""
 
     api_routes: list[APIRoute]
     endpoint_paths: frozenset[str]
@@ -67,7 +67,8 @@ class Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
-        await self.entry_app(scope, receive, send)
+        handle = self.entry_app if scope["type"] == "http" else self.handle_with_fastapi
+        await handle(scope, receive, send)
 
     async def handle_with_fastapi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request with FastAPI's own middleware and routing."""
@@ -112,7 +113,8 @@ def create_app(
 def _batch_service(app: Application, table: ASGIApp, state: AppState, directory: StateDirectory) -> BatchService:
     """Returns the service whose lines pass the same middleware and endpoints as requests, except for admission."""
     lines = BackgroundMiddleware(table, state.in_flight)
-    line_app = _add_context(_limit_bodies(lines, state.settings), state, app.endpoint_paths)
+    bodies = BodyLimitMiddleware(lines, state.settings)
+    line_app = RequestContextMiddleware(bodies, state.settings, state.in_flight, state.metrics, app.endpoint_paths)
 
     async def entry(scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = app
@@ -148,7 +150,7 @@ def _run_silent_calls_elsewhere(state: AppState) -> None:
 def _add_middleware(app: ASGIApp, state: AppState, paths: frozenset[str]) -> RequestContextMiddleware:
     """Wraps `app`, the innermost first. `paths`: the routes' paths without parameters."""
     settings = state.settings
-    app = _limit_bodies(AdmissionMiddleware(app, admission=state.admission), settings)
+    app = BodyLimitMiddleware(AdmissionMiddleware(app, admission=state.admission), settings)
     if settings.cors_origins:
         app = CORSMiddleware(
             app,
@@ -157,28 +159,7 @@ def _add_middleware(app: ASGIApp, state: AppState, paths: frozenset[str]) -> Req
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    return _add_context(app, state, paths)
-
-
-def _limit_bodies(app: ASGIApp, settings: ServerSettings) -> BodyLimitMiddleware:
-    return BodyLimitMiddleware(
-        app,
-        max_body_bytes=settings.max_body_bytes,
-        body_timeout_s=settings.body_timeout_s,
-        retry_after_s=settings.retry_after_s,
-        max_upload_bytes=settings.max_file_bytes + FORM_BYTES if settings.files_dir else 0,
-    )
-
-
-def _add_context(app: ASGIApp, state: AppState, paths: frozenset[str]) -> RequestContextMiddleware:
-    return RequestContextMiddleware(
-        app,
-        in_flight=state.in_flight,
-        metrics=state.metrics,
-        paths=paths,
-        log_prompts=state.settings.log_prompts,
-        strict_fields=state.settings.strict_fields,
-    )
+    return RequestContextMiddleware(app, settings, state.in_flight, state.metrics, paths)
 
 
 class _EndpointTable:
@@ -196,7 +177,8 @@ class _EndpointTable:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the HTTP server sends no body to a HEAD
-        endpoint = self._endpoints.get((method, scope["path"])) if _is_mounted_at_root(scope) else None
+        is_at_root = not scope.get("root_path")  # not mounted below another application: the path is the client's
+        endpoint = self._endpoints.get((method, scope["path"])) if is_at_root else None
         if endpoint is None:
             await self.fallback(scope, receive, send)
             return
@@ -206,11 +188,6 @@ class _EndpointTable:
         except HANDLED_ERRORS as error:
             response = await _error_response(request, error)
         await response(scope, receive, send)
-
-
-def _is_mounted_at_root(scope: Scope) -> bool:
-    """Whether the application is not mounted below another one, so that the scope's path is the client's."""
-    return scope["type"] == "http" and not scope.get("root_path")
 
 
 def _routing_error_text(request: Request, error: HTTPException) -> str:

@@ -34,7 +34,7 @@ class AppState:
     """
 
     def __init__(self, backend: Backend | EnginePool, settings: ServerSettings) -> None:
-        self.backend, self.settings = backend, settings
+        self.settings = settings
         self.started_at = int(time.time())
         self.in_flight = InFlightRequests()
         self.pool = backend if isinstance(backend, EnginePool) else None

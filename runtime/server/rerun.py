@@ -52,7 +52,9 @@ async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -
             is_lost = had_runtime or bool(record.awaited_calls)
             num_lost_runs += is_lost
             if num_lost_runs == MAX_RUNS:
-                raise _lost_too_often() from error
+                # It was in several runtimes when they ended, and is perhaps why they did.
+                text = f"has ended {MAX_RUNS} times while it ran this request, which is not run again"
+                raise _runtime_gone(text) from error
             if record.is_background and record.awaited_calls and not _was_moved(record):
                 raise
             record.begin_next_run()
@@ -65,21 +67,16 @@ async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -
                     raise DeadlineExceeded("the request's timeout passed while the runtime was restarted") from error
                 _ = model.client  # raises NotRestarted, which says why there is no further runtime
                 if limit_s == MAX_WAIT_OF_LOST_S and model.replaces_runtime:
-                    raise _waited_too_long(limit_s) from error
+                    raise _runtime_gone(f"has ended, and there was none for {limit_s:g} s") from error
                 raise
             if is_lost:
                 state.metrics.reruns.add(1)
                 log.warning("%s is run again: %s", record.request_id, error)
 
 
-def _lost_too_often() -> ApiError:
-    """The answer to a request that was in several runtimes when they ended, and is perhaps why they did."""
-    text = f"the model's runtime process has ended {MAX_RUNS} times while it ran this request, which is not run again"
-    return ApiError(503, text, type=OVERLOADED, code=RuntimeGone.kind, headers=NO_RETRY)
-
-
-def _waited_too_long(seconds: float) -> ApiError:
-    text = f"the model's runtime process has ended, and there was none for {seconds:g} s"
+def _runtime_gone(what: str) -> ApiError:
+    """The answer to a request that is not run again, which its client should not repeat either."""
+    text = f"the model's runtime process {what}"
     return ApiError(503, text, type=OVERLOADED, code=RuntimeGone.kind, headers=NO_RETRY)
 
 

@@ -17,7 +17,7 @@ import msgspec
 from plait.runtime.errors import InputError
 from plait.runtime.server.batches.directory import StateDirectory
 from plait.runtime.server.engines.start import check_replicas, start_engine
-from plait.runtime.server.listener import bind_listener, is_loopback, url_of
+from plait.runtime.server.listener import bind_listener, is_loopback
 from plait.runtime.server.ops.request_log import LogFormat, set_up_log
 from plait.runtime.server.ops.tracing import export_spans
 from plait.runtime.server.settings import ServerSettings
@@ -53,7 +53,7 @@ def serve(
             from plait.runtime.server.uvicorn_server import run
 
             settings = msgspec.structs.replace(settings, max_running=runtime.client.model.max_batch_rows)
-            return run(runtime, settings, listener, url_of(settings.host, listener), directory)
+            return run(runtime, settings, listener, directory)
         finally:
             runtime.shutdown()
 
@@ -81,7 +81,7 @@ def serve_models(
         try:
             from plait.runtime.server.uvicorn_server import run
 
-            return run(pool, settings, listener, url_of(settings.host, listener), directory)
+            return run(pool, settings, listener, directory)
         finally:
             pool.shutdown()
 

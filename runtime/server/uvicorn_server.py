@@ -19,38 +19,31 @@ from plait.runtime.server.engines.engine_pool import EnginePool
 from plait.runtime.server.engines.pooled_model import Engine
 from plait.runtime.server.graceful_shutdown import GracefulServer
 from plait.runtime.server.http.connection_limits import make_http_protocol
+from plait.runtime.server.listener import url_of
 from plait.runtime.server.settings import BACKLOG, ServerSettings
 
 CLOSE_TIMEOUT_S = 2  # for connections to close after the last request has ended
 
 
 def run(
-    runtime: Engine | EnginePool,
-    settings: ServerSettings,
-    listener: socket.socket,
-    address: str,
-    directory: StateDirectory | None = None,
+    runtime: Engine | EnginePool, settings: ServerSettings, listener: socket.socket, directory: StateDirectory | None
 ) -> int:
-    """Serves until a signal stops it, and returns the exit code. Prints `address` once connections are accepted.
+    """Serves until a signal stops it, and returns the exit code. Prints the address once connections are accepted.
 
     directory: of files and batches.
     """
     gc.collect()
     gc.freeze()  # the tokenizer's hundred thousand objects live as long as the process: collections skip them now
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(runtime, settings, listener, address, directory))
+        return runner.run(_serve(runtime, settings, listener, directory))
 
 
 async def _serve(
-    runtime: Engine | EnginePool,
-    settings: ServerSettings,
-    listener: socket.socket,
-    address: str,
-    directory: StateDirectory | None,
+    runtime: Engine | EnginePool, settings: ServerSettings, listener: socket.socket, directory: StateDirectory | None
 ) -> int:
     app = create_app(runtime, settings, directory)
     trim_heap()  # returns what creating the routes and reading the tokenizer left free
-    server = make_server(app, settings, address)
+    server = make_server(app, settings, listener)
     runtime.attach_to_loop()
     batches = app.state.plait.batches
     try:
@@ -64,8 +57,8 @@ async def _serve(
     return server.exit_code
 
 
-def make_server(app: Application, settings: ServerSettings, address: str) -> GracefulServer:
-    """Returns the server of an application, which prints `address` when it accepts connections."""
+def make_server(app: Application, settings: ServerSettings, listener: socket.socket) -> GracefulServer:
+    """Returns the server of an application, which prints its address when it accepts connections."""
     config = uvicorn.Config(
         app,
         http=make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s),
@@ -80,7 +73,7 @@ def make_server(app: Application, settings: ServerSettings, address: str) -> Gra
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
         backlog=BACKLOG,
     )
-    return GracefulServer(config, app.state.plait, address)
+    return GracefulServer(config, app.state.plait, url_of(settings.host, listener))
 
 
 def loop_factory() -> Any:

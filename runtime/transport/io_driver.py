@@ -2,6 +2,9 @@
 
 A thread serves any number of waiting threads and event loops. A server has a single event loop that consumes every
 reply; there the loop reads the sockets itself, which saves one thread wake-up and one wait for the GIL per reply.
+
+Both drivers call the transport's `send_and_receive()` after a wake-up or when input is ready, and `finish()` once when
+`is_closed` is true. They call all its methods in one thread at a time.
 """
 
 from __future__ import annotations
@@ -11,69 +14,26 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from socket import socket as StreamSocket
 from socket import socketpair
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
 from plait.runtime.transport.base import CONNECT_TIMEOUT_S
 from plait.runtime.transport.notifier import LoopNotifier
 
+if TYPE_CHECKING:
+    from plait.runtime.transport.zmq_client import ZmqClientTransport, ZmqConnection
+
 CLOSED_LOOP_CHECK_S = 0.05  # `stop` waits for the loop's thread and checks this often whether the loop was closed
 
 T = TypeVar("T")
 
 
-class DrivenSockets(Protocol):
-    """The sockets that a driver waits for."""
-
-    socket: zmq.Socket[bytes]
-    lifeline: StreamSocket
-
-    @property
-    def fd(self) -> int: ...
-    @property
-    def has_pending_input(self) -> bool: ...
-
-
-class DrivenTransport(Protocol):
-    """The transport that a driver calls. Except `is_closed`, all members are used in one thread at a time."""
-
-    liveness_interval_s: float
-
-    @property
-    def is_closed(self) -> bool: ...
-    def flush_queue(self) -> None: ...
-    def send_and_receive(self) -> bool: ...
-    def check_lifeline(self) -> None: ...
-    def check_liveness(self) -> None: ...
-    def finish(self, error: Exception | None) -> None: ...
-
-
-class IoDriver(Protocol):
-    """Calls the transport's `send_and_receive()` after a wake-up or when input is ready.
-
-    Calls `finish()` once when `is_closed` is true.
-    """
-
-    def wake(self) -> None:
-        """Requests `send_and_receive()`. Thread-safe."""
-
-    def wake_soon(self) -> None:
-        """Like `wake`, but an event loop combines the requests of one iteration into one frame."""
-
-    def stop(self, *, final: bool) -> None:
-        """Returns when another thread may use the sockets.
-
-        `final`: `finish` of the transport has been called before.
-        """
-
-
 class ThreadIoDriver:
     """A thread that polls the sockets and a wake-up socket pair."""
 
-    def __init__(self, transport: DrivenTransport, sockets: DrivenSockets) -> None:
+    def __init__(self, transport: ZmqClientTransport, sockets: ZmqConnection) -> None:
         self._transport, self._sockets = transport, sockets
         self._is_stopped = False
         self._wake_receiver, self._wake_sender = socketpair()
@@ -83,13 +43,16 @@ class ThreadIoDriver:
         self._thread.start()
 
     def wake(self) -> None:
+        """Requests `send_and_receive()`. Thread-safe."""
         with contextlib.suppress(BlockingIOError, OSError):  # full: a wake-up is pending; closed: the thread has ended
             self._wake_sender.send(b"!")
 
     def wake_soon(self) -> None:
+        """Like `wake`."""
         self.wake()
 
     def stop(self, *, final: bool) -> None:
+        """Returns when another thread may use the sockets. `final`: the transport has called `finish` before."""
         self._is_stopped = not final
         self.wake()
         if self._thread is not threading.current_thread():
@@ -129,7 +92,7 @@ class EventLoopIoDriver:
     For the same reason the creator calls `wake` once: input that arrived earlier may have been announced already.
     """
 
-    def __init__(self, transport: DrivenTransport, sockets: DrivenSockets) -> None:
+    def __init__(self, transport: ZmqClientTransport, sockets: ZmqConnection) -> None:
         self._transport, self._sockets = transport, sockets
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._notifier = LoopNotifier.for_running_loop()
@@ -143,6 +106,7 @@ class EventLoopIoDriver:
         self._liveness_timer = self._loop.call_later(transport.liveness_interval_s, self._check_liveness)
 
     def wake(self) -> None:
+        """Requests `send_and_receive()`. Thread-safe."""
         if threading.get_ident() != self._thread_id:
             with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody waits in it
                 self._loop.call_soon_threadsafe(self._send_and_receive)
@@ -152,12 +116,14 @@ class EventLoopIoDriver:
                 self._loop.call_soon(self._send_and_receive)
 
     def wake_soon(self) -> None:
+        """Like `wake`, but combines the requests of one iteration of the loop into one frame."""
         if threading.get_ident() != self._thread_id:
             self.wake()
         elif self._pending_wake is None:
             self._pending_wake = self._loop.call_soon(self._send_and_receive)
 
     def stop(self, *, final: bool) -> None:
+        """Returns when another thread may use the sockets. `final`: the transport has called `finish` before."""
         if threading.get_ident() != self._thread_id:
             with contextlib.suppress(RuntimeError):  # the loop was closed
                 self._loop.call_soon_threadsafe(self._stop, final)

@@ -22,7 +22,7 @@ from plait.runtime.errors import CLIENT_CLOSED, RUNTIME_EXITED, RuntimeGone
 from plait.runtime.messages import PROTOCOL, Append, ClientMessage, Close, Hello, Inspect, Open, ServerMessage, Welcome
 from plait.runtime.transport.base import CONNECT_TIMEOUT_S
 from plait.runtime.transport.frames import build_frame, build_frames, decode_server_frame, encode, encode_client_message
-from plait.runtime.transport.io_driver import EventLoopIoDriver, IoDriver, ThreadIoDriver
+from plait.runtime.transport.io_driver import EventLoopIoDriver, ThreadIoDriver
 from plait.runtime.transport.zmq_server import CLIENT_ID_BYTES, FRAMES_SOCKET, LIFELINE_SOCKET
 
 MAX_FRAMES_PER_POLL = 4096  # read before they are delivered
@@ -45,7 +45,7 @@ class ZmqClientTransport:
         self._unanswered_checks = 0  # a count, not a time: while this process was stopped it did not listen either
         self._closing = self._has_ended = False
         self._disconnect_reason: str | None = None
-        self._driver: IoDriver | None = None
+        self._driver: EventLoopIoDriver | ThreadIoDriver | None = None
         self.welcome = self._connection.handshake(exit_reason)
         register_after_fork_in_child(self._after_fork)
 

@@ -8,21 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from plait.runtime.cluster.ray_package import import_ray, on_loopback
+from plait.runtime.cluster.ray_package import LOCAL, connect, import_ray
 from plait.runtime.errors import InputError, RuntimeGone
 from plait.runtime.server.deployment.deploy_config import DeployConfig
 from plait.runtime.server.deployment.serve_application import NEEDED_BY, build_application, ingress_node
 from plait.runtime.server.listener import bind_listener
 
-CONNECT_TIMEOUT_S = 10.0
 POLL_S = 0.25
-LOCAL = "local"
 
 
 @dataclass(frozen=True)
@@ -49,32 +46,14 @@ def connected(address: str) -> Iterator[Any]:
             "plait deploy runs on a machine of the cluster: Ray's client cannot be used here; "
             "from elsewhere use Ray's REST API with `serve deploy` (docs/ray-serve.md)"
         )
-    settings: dict[str, Any] = {"address": address, "logging_level": "error", "log_to_driver": False}
-    try:
-        if address == LOCAL:
-            os.environ.setdefault("RAY_worker_niceness", "0")  # by default its processes give way to all others
-            with on_loopback(ray):
-                ray.init(include_dashboard=False, **settings)
-        else:
-            _check_reachable(ray, address)
-            ray.init(**settings)
-    except (OSError, RuntimeError, ValueError) as error:
-        text = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        hint = "; `ray start --head` starts one on this machine, --address local one for this command only"
-        raise RuntimeGone(f"there is no Ray cluster at {address!r}{hint}: {text[0]:.300}") from error
+    if address == LOCAL:
+        os.environ.setdefault("RAY_worker_niceness", "0")  # by default its processes give way to all others
+    hint = "; `ray start --head` starts one on this machine, --address local one for this command only"
+    connect(ray, address, hint, log_to_driver=False)
     try:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _check_reachable(ray: Any, address: str) -> None:
-    """Raises OSError if nothing listens at the address; Ray would wait for minutes."""
-    find = getattr(ray._private.services, "canonicalize_bootstrap_address", None)
-    found = None if find is None else find(address)
-    host, _, port = str(found).rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
 
 
 def deploy(config: DeployConfig, timeout_s: float, on_state: Callable[[DeploymentState], object]) -> str:

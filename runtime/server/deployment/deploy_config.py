@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from msgspec import Meta
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.server.engines.model_options import MODEL_OPTIONS
+from plait.runtime.server.engines.model_options import MODEL_OPTIONS, named_option, parse_value
 from plait.runtime.server.engines.models_file import at, entries, is_null, read_root, resolved, text_of
 from plait.runtime.server.engines.start import num_ranks
 from plait.runtime.server.http.api_keys import read_keys
@@ -75,63 +75,36 @@ class DeployConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return num_ranks(self.engine)
 
 
-def _number(kind: type, lowest: float, highest: float) -> Callable[[str, str], Any]:
-    def parse(name: str, text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not lowest <= value <= highest:
-            expected = "an integer" if kind is int else "a number"
-            raise InputError(f"{name} must be {expected} from {lowest:g} to {highest:g}, not {text!r:.80}")
-        return value
-
-    return parse
+_Parsed = tuple[str, type, tuple[float, float] | None]  # field, kind of its value, and the lowest and highest number
 
 
-def _flag(name: str, text: str) -> bool:
-    if text not in ("true", "false"):
-        raise InputError(f"{name} must be true or false, not {text!r:.80}")
-    return text == "true"
-
-
-def _name(name: str, text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise InputError(f"{name} must be letters, digits and ._-, at most 64, not {text!r:.100}")
-    return text
-
-
-def _text(name: str, text: str) -> str:
-    return text
-
-
-def _parsers(settings: type[msgspec.Struct], *keys: str) -> dict[str, tuple[str, Callable[[str, str], Any]]]:
-    """The field of each key, and what reads its value from a text, within the range that the field has."""
+def _fields(settings: type[msgspec.Struct], *keys: str) -> dict[str, _Parsed]:
+    """The field of each key, with the kind and the range of its value."""
     fields = {field.name: field.type for field in msgspec.inspect.type_info(settings).fields}  # type: ignore[attr-defined]
-    parsers: dict[str, tuple[str, Callable[[str, str], Any]]] = {}
+    parsed: dict[str, _Parsed] = {}
     for key in keys:
         name = key.replace("-", "_")
         name = name if name in fields else f"{name}_s"
         kind = fields[name].types[0] if isinstance(fields[name], msgspec.inspect.UnionType) else fields[name]
         if isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType):
             number = int if isinstance(kind, msgspec.inspect.IntType) else float
-            parsers[key] = name, _number(number, MIN_SECONDS if kind.ge is None else kind.ge, kind.le or math.inf)
+            parsed[key] = name, number, (MIN_SECONDS if kind.ge is None else kind.ge, kind.le or math.inf)
         else:
-            parsers[key] = name, _flag if isinstance(kind, msgspec.inspect.BoolType) else _text
-    return parsers
+            parsed[key] = name, bool if isinstance(kind, msgspec.inspect.BoolType) else str, None
+    return parsed
 
 
-_DEPLOYMENT = {"name": ("name", _name)} | _parsers(
+_DEPLOYMENT = _fields(
     DeployConfig,
-    *("model", "replicas", "min-replicas", "max-replicas", "target-kv-share", "upscale-delay", "downscale-delay"),
-    *("cpus", "gpus", "ingress-cpus"),
+    *("name", "model", "replicas", "min-replicas", "max-replicas", "target-kv-share"),
+    *("upscale-delay", "downscale-delay", "cpus", "gpus", "ingress-cpus"),
 )
-_SERVER = _parsers(
+_SERVER = _fields(
     ServerSettings,
     *("host", "model-name", "open-metrics", "page", "log-prompts", "strict-fields", "untagged-tool-calls"),
     *("max-body-bytes", "max-queue", "max-queue-bytes", "max-queue-time", "max-requests-per-key", "drain-timeout"),
     *("body-timeout", "idle-timeout", "write-timeout", "stuck-after", "max-restarts", "retry-after"),
-) | {"port": ("port", _number(int, 1, 65_535))}
+) | {"port": ("port", int, (1, 65_535))}
 _LISTS = {"cors-origin": "cors_origins", "allowed-host": "allowed_hosts"}
 KEY_FILE = "api-key-file"
 LISTENER_KEYS = ("host", "port", "idle-timeout", "write-timeout")  # have no effect behind Ray Serve's proxies
@@ -186,8 +159,8 @@ def config_of(values: Mapping[str, Any]) -> DeployConfig:
             option = ENGINE_KEYS[key]
             engine[option.setting] = option.parse(text)
         else:
-            target, (field, parse) = (fields, _DEPLOYMENT[key]) if key in _DEPLOYMENT else (server, _SERVER[key])
-            target[field] = parse(key, text)
+            target, (field, kind, limits) = (fields, _DEPLOYMENT[key]) if key in _DEPLOYMENT else (server, _SERVER[key])
+            target[field] = parse_value(key, kind, text, limits)
     config = DeployConfig(engine=engine, server=server_settings(**server), **fields)
     _check_together(config, values)
     return config
@@ -200,6 +173,8 @@ def _check_key(key: str) -> None:
 
 
 def _check_together(config: DeployConfig, values: Mapping[str, Any]) -> None:
+    if not _NAME.fullmatch(config.name):
+        raise InputError(f"name must be letters, digits and ._-, at most 64, not {config.name!r:.100}")
     if not config.is_autoscaled:
         for key in ("min-replicas", "target-kv-share", "upscale-delay", "downscale-delay"):
             if key in values:
@@ -213,8 +188,6 @@ def _check_together(config: DeployConfig, values: Mapping[str, Any]) -> None:
     try:
         engine_config(device="auto", **config.engine)
     except InputError as error:
-        option = next((o for o in ENGINE_KEYS.values() if re.match(rf"{o.setting}\b", str(error))), None)
-        text = str(error) if option is None else str(error).replace(option.setting, option.name, 1)
-        raise InputError(text) from None
+        raise InputError(named_option(error)[1]) from None
     with at("model"):
         locate_model(config.model)

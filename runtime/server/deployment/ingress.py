@@ -30,7 +30,7 @@ from plait.runtime.server.deployment.replica_directory import FindAddress, Repli
 from plait.runtime.server.deployment.serve_port import ServePort
 from plait.runtime.server.engines.replicated_runtime import CPU_WINDOW_TOKENS
 from plait.runtime.server.graceful_shutdown import GracefulServer
-from plait.runtime.server.listener import bind_listener, url_of
+from plait.runtime.server.listener import bind_listener
 from plait.runtime.server.ops.request_log import set_up_log
 from plait.runtime.server.settings import ServerSettings
 from plait.runtime.server.uvicorn_server import loop_factory, make_server
@@ -138,7 +138,7 @@ class ListeningIngress:
         app, directory = await connected_application(config, find_address, tls)
         listener = await _bind(config.server)
         self._directory = directory
-        self._server = make_server(app, config.server, url_of(config.server.host, listener))
+        self._server = make_server(app, config.server, listener)
         trim_heap()
         gc.collect()
         gc.freeze()  # as in `plait serve`: collections skip the tokenizer

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from plait.runtime.client.client import Client
 from plait.runtime.cluster.replicated_client import ReplicatedClient
-from plait.runtime.cluster.replicated_transport import NO_REPLICA, UNANSWERED_S, ReplicatedTransport
+from plait.runtime.cluster.replicated_transport import NO_REPLICA
 from plait.runtime.cluster.router import WINDOW_TOKENS
-from plait.runtime.errors import PlaitError, RuntimeGone
+from plait.runtime.errors import RuntimeGone
 from plait.runtime.messages import Welcome
 from plait.runtime.process.runtime_directory import make_runtime_directory
 from plait.runtime.server.deployment.replica_address import ReplicaAddress
@@ -165,11 +165,9 @@ class ReplicaDirectory(ReplicaGroup):
         stuck_after_s: float = STUCK_AFTER_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._find_address, self._window_tokens = find_address, window_tokens
-        self._stuck_after_s, self._tls = stuck_after_s, tls
+        super().__init__(window_tokens)
+        self._find_address, self._stuck_after_s, self._tls = find_address, stuck_after_s, tls
         self._replicas: dict[str, ReplicaRecord] = {}
-        self._transport: ReplicatedTransport | None = None
-        self._client: ReplicatedClient | None = None
         self._has_client, self._lock = asyncio.Event(), asyncio.Lock()
         self.num_restarts, self._most = 0, 0  # runtimes that took the place of others; most replicas at a time
         self.on_change: Callable[[int], None] = lambda max_running: None
@@ -192,10 +190,6 @@ class ReplicaDirectory(ReplicaGroup):
         return bool(self._replicas) and all(replica.refusal is not None for replica in self._replicas.values())
 
     @property
-    def num_spread(self) -> int:
-        return 0 if self._transport is None else self._transport.router.num_spread
-
-    @property
     def max_batch_rows(self) -> int:
         """The sum over the connected replicas."""
         return sum(connection.welcome.max_batch_rows for connection in self._connections())
@@ -203,20 +197,12 @@ class ReplicaDirectory(ReplicaGroup):
     async def reports(self) -> list[ReplicaReport]:
         """The state of every replica that does not leave."""
         staying = [replica for replica in self._replicas.values() if not replica.is_leaving]
-        return list(await asyncio.gather(*map(self._report, sorted(staying, key=lambda replica: replica.number))))
+        return list(await asyncio.gather(*map(self._report_on, sorted(staying, key=lambda replica: replica.number))))
 
-    async def _report(self, replica: ReplicaRecord) -> ReplicaReport:
-        transport, connection, status = self._transport, replica.connection, None
-        load = None if transport is None else transport.load(replica.number)
-        unanswered_s = connection.calls.unanswered_s if connection is not None else 0.0
-        if load is not None and replica.status is not None and unanswered_s < UNANSWERED_S:
-            with contextlib.suppress(PlaitError):
-                status = await replica.status.status()
-        state: ReplicaState = "ready" if status is not None else "unanswered"
-        if load is None:
-            state = "restarting" if replica.refusal is None else "refused"
-        placed = 0 if transport is None else transport.num_placed[replica.number]
-        return ReplicaReport(replica.number, state, replica.num_restarts, unanswered_s, load or 0, placed, status)
+    async def _report_on(self, replica: ReplicaRecord) -> ReplicaReport:
+        unanswered_s = replica.connection.calls.unanswered_s if replica.connection is not None else 0.0
+        if_ended: ReplicaState = "restarting" if replica.refusal is None else "refused"
+        return await self._report(replica.number, replica.status, unanswered_s, replica.num_restarts, if_ended)
 
     async def wait_until_connected(self, timeout_s: float) -> bool:
         """Waits for the first replica. Returns False after `timeout_s` seconds."""
@@ -292,17 +278,12 @@ class ReplicaDirectory(ReplicaGroup):
                 tokenizer = await asyncio.to_thread(
                     load_tokenizer, Path(welcome.model_path), vocab_size=welcome.vocab_size
                 )
-                self._transport = ReplicatedTransport(welcome, self._window_tokens)
-                self._client = ReplicatedClient(self._transport, tokenizer, self._control_clients)
-                self._client.attach_to_loop()
-        served = self._transport.welcome
-        if (welcome.model_fingerprint, welcome.vocab_size) != (served.model_fingerprint, served.vocab_size):
-            return "it has other model files than the replica that connected first"
-        if welcome.adapters != served.adapters:
-            return "it has other adapters than the replica that connected first"
-        if welcome.chat_template != served.chat_template:
-            return "it has another chat template than the replica that connected first"
-        return None
+                self._open_client(welcome, tokenizer)
+                self.client.attach_to_loop()
+        difference = self._difference(welcome)
+        if difference is None and welcome.chat_template != self.client.model.chat_template:
+            difference = "another chat template"
+        return None if difference is None else f"it has {difference} than the replica that connected first"
 
     def _add(self, replica: ReplicaRecord, connection: ReplicaConnection) -> None:
         """Begins to place requests on a replica."""
@@ -320,10 +301,9 @@ class ReplicaDirectory(ReplicaGroup):
 
     async def _watch(self, replica: ReplicaRecord, connection: ReplicaConnection) -> None:
         """Waits for a moment; moves the requests of a replica that does not answer, if another one does."""
-        assert self._transport is not None
         is_silent = connection.calls.unanswered_s >= NOT_READY_AFTER_S
-        if is_silent and (calls := self._transport.calls_to_move(replica.number)):
-            self.on_unresponsive(calls)
+        if is_silent:
+            self._move_calls(replica.number)
         await asyncio.sleep(UNRESPONSIVE_REPORT_S if is_silent else TICK_S)
 
     def _connections(self) -> list[ReplicaConnection]:

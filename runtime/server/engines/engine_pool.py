@@ -61,7 +61,6 @@ class EnginePool:
         ]
         self.on_load: Callable[[PooledModel], None] = lambda model: None
         self._wanted: list[PooledModel] = []  # have waiting requests and no engine, in the order of the first ones
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._batch_timer: asyncio.TimerHandle | None = None  # until a model may leave for lines of batches
         self._is_closing = self._refuses_batches = False
 
@@ -314,12 +313,11 @@ class EnginePool:
     # -- the server -------------------------------------------------------------------------------
 
     def attach_to_loop(self) -> None:
-        """Lets the running event loop do the I/O of all engines. Call it in that loop, before the first request."""
-        self._loop = asyncio.get_running_loop()
+        """Does nothing: the running event loop does the I/O of each engine from when it is loaded."""
 
     def detach_from_loop(self) -> None:
-        """Undoes `attach_to_loop`, and starts no more engines. Call it before the loop is closed."""
-        self._is_closing, self._loop = True, None
+        """Detaches all engines from the event loop, and starts no more engines. Call it before the loop is closed."""
+        self._is_closing = True
         if self._batch_timer is not None:
             self._batch_timer.cancel()
         for model in self.models:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -11,6 +13,24 @@ from plait.runtime.errors import InputError
 
 MAX_GIGABYTES = 1 << 15
 _KINDS: Mapping[type, str] = {int: "an integer", float: "a number", bool: "true or false"}
+
+
+def parse_value(name: str, kind: type, text: str, limits: tuple[float, float] | None = None) -> Any:
+    """Returns the value of a setting from a text. limits: the lowest and the highest number.
+
+    Raises InputError, which begins with the name.
+
+    >>> parse_value("page", bool, "false"), parse_value("cpus", float, "0.5", (0, 4096))
+    (False, 0.5)
+    """
+    if kind is bool and text in ("true", "false"):
+        return text == "true"
+    with contextlib.suppress(ValueError):
+        value = kind(text)
+        if kind is not bool and (limits is None or limits[0] <= value <= limits[1]):
+            return value
+    in_range = "" if limits is None else f" from {limits[0]:g} to {limits[1]:g}"
+    raise InputError(f"{name} must be {_KINDS[kind]}{in_range}, not {text!r:.80}")
 
 
 @dataclass(frozen=True)
@@ -44,16 +64,7 @@ class ModelOption:
             raise InputError(
                 f"{self.name} must be {', '.join(self.choices[:-1])} or {self.choices[-1]}, not {text!r:.80}"
             )
-        if self.kind is bool:
-            if text not in ("true", "false"):
-                raise InputError(f"{self.name} must be true or false, not {text!r:.80}")
-            return text == "true"
-        try:
-            return self.checked(self.kind(text))
-        except ValueError as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{self.name} must be {_KINDS[self.kind]}, not {text!r:.80}") from None
+        return self.checked(parse_value(self.name, self.kind, text))
 
     def checked(self, value: Any) -> Any:
         """Returns the setting's value from one of `kind`. Raises InputError, which begins with the name."""
@@ -88,3 +99,10 @@ _OPTIONS = (
     ModelOption("max-batch-rows", "requests that run at once; default: by memory", int, "N", is_memory=True),
 )
 MODEL_OPTIONS: Mapping[str, ModelOption] = {option.name: option for option in _OPTIONS}
+
+
+def named_option(error: InputError) -> tuple[ModelOption | None, str]:
+    """Returns the option whose setting a text of `engine_config` begins with, and that text with the option's name."""
+    text = str(error)
+    option = next((option for option in _OPTIONS if re.match(rf"{option.setting}\b", text)), None)
+    return option, text if option is None else text.replace(option.setting, option.name, 1)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from plait.runtime.errors import InputError, ModelError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.draft_files import draft_files
 from plait.runtime.server.engines.model_names import Alias, check_name, resolve_aliases
-from plait.runtime.server.engines.model_options import MODEL_OPTIONS
+from plait.runtime.server.engines.model_options import MODEL_OPTIONS, named_option
 from plait.runtime.server.engines.model_spec import ModelSpec
 from plait.runtime.server.engines.start import checked_devices, num_ranks
 from plait.runtime.similar_names import did_you_mean
@@ -154,9 +153,7 @@ def _check_settings(path: Path, lines: Mapping[str, int], line: int, settings: M
         for device in devices:
             engine_config(device=device, **engine)
     except InputError as error:
-        text = str(error)  # begins with the setting's name
-        option = next((option for option in MODEL_OPTIONS.values() if re.match(rf"{option.setting}\b", text)), None)
-        text = text if option is None else text.replace(option.setting, option.name, 1)
+        option, text = named_option(error)
         at = line if option is None else lines.get(option.name, line)
         raise InputError(f"{path}, line {at}: {text}") from None
 

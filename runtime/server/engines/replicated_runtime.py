@@ -7,9 +7,9 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Set
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, Literal
 
 import msgspec
@@ -20,11 +20,12 @@ from plait.runtime.cluster.replicated_transport import UNANSWERED_S, ReplicatedT
 from plait.runtime.cluster.router import WINDOW_TOKENS
 from plait.runtime.errors import InputError, ModelError, NotRestarted, PlaitError
 from plait.runtime.executor.host_machine import may_have_gpu, num_gpu_nodes
-from plait.runtime.messages import Status
+from plait.runtime.messages import Status, Welcome
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.server.engines.restarting_runtime import LIVENESS_INTERVAL_S, RestartingRuntime
 from plait.runtime.server.engines.status_query import StatusQuery
 from plait.runtime.server.settings import MAX_RESTARTS, STUCK_AFTER_S
+from plait.runtime.tokenizer.tokenizer import Tokenizer
 from plait.runtime.transport.zmq_client import ZmqClientTransport
 
 CPU_WINDOW_TOKENS = 1024  # of the router, where a prompt token takes far longer than on a GPU
@@ -51,25 +52,66 @@ class ReplicaReport:
 class ReplicaGroup(ABC):
     """An engine that consists of replicas: of this machine, or of a cluster (`server/deployment`).
 
-    on_unresponsive: gets the calls of a replica that does not answer, to run them elsewhere, where they are calls of
-    this process; called in the event loop.
+    window_tokens: of the router. on_unresponsive: gets the calls of a replica that does not answer, to run them
+    elsewhere, where they are calls of this process; called in the event loop.
     """
 
     on_unresponsive: Callable[[Set[int]], None] = staticmethod(lambda calls: None)
+
+    def __init__(self, window_tokens: int) -> None:
+        self._window_tokens = window_tokens
+        self._transport: ReplicatedTransport | None = None
+        self._client: ReplicatedClient | None = None
 
     @property
     @abstractmethod
     def has_given_up(self) -> bool:
         """Whether no replica runs, and none will be started."""
 
-    @property
-    @abstractmethod
-    def num_spread(self) -> int:
-        """Sessions placed away from a longer cached prefix, because its replicas were too busy."""
-
     @abstractmethod
     async def reports(self) -> list[ReplicaReport]:
         """The state of every replica."""
+
+    @abstractmethod
+    def _control_clients(self) -> list[Client]:
+        """A client of each replica's runtime, for what concerns a runtime and no session."""
+
+    @property
+    def num_spread(self) -> int:
+        """Sessions placed away from a longer cached prefix, because its replicas were too busy."""
+        return 0 if self._transport is None else self._transport.router.num_spread
+
+    def _open_client(self, served: Welcome, tokenizer: Tokenizer) -> None:
+        """Opens the client of all replicas. served: what the first one said about its model."""
+        self._transport = ReplicatedTransport(served, self._window_tokens)
+        self._client = ReplicatedClient(self._transport, tokenizer, self._control_clients)
+
+    def _difference(self, model: Welcome) -> str | None:
+        """What a replica has that differs from the first one, so that it gets no requests."""
+        assert self._transport is not None
+        served = self._transport.welcome
+        if (model.model_fingerprint, model.vocab_size) != (served.model_fingerprint, served.vocab_size):
+            return "other model files"
+        return "other adapters" if model.adapters != served.adapters else None
+
+    def _move_calls(self, number: int) -> None:
+        """Has the calls of a replica that does not answer run elsewhere, if another one does."""
+        if self._transport is not None and (calls := self._transport.calls_to_move(number)):
+            self.on_unresponsive(calls)
+
+    async def _report(
+        self, number: int, query: StatusQuery | None, unanswered_s: float, restarts: int, if_ended: ReplicaState
+    ) -> ReplicaReport:
+        """Asks a replica for its counters. if_ended: its state if there is no connection to its runtime."""
+        transport, status = self._transport, None
+        load = None if transport is None else transport.load(number)
+        if load is not None and query is not None and unanswered_s < UNANSWERED_S:
+            with contextlib.suppress(PlaitError):
+                status = await query.status()
+        state: ReplicaState = "ready" if status is not None else "unanswered"
+        placed = 0 if transport is None else transport.num_placed[number]
+        state = if_ended if load is None else state
+        return ReplicaReport(number, state, restarts, unanswered_s, load or 0, placed, status)
 
 
 class ReplicatedRuntime(ReplicaGroup):
@@ -90,12 +132,10 @@ class ReplicatedRuntime(ReplicaGroup):
         **settings: Any,
     ) -> None:
         self._stuck_after_s, self._max_restarts, self._lock = stuck_after_s, max_restarts, threading.Lock()
-        self._transport: ReplicatedTransport | None = None
-        self._client: ReplicatedClient | None = None
+        is_on_cpu = all(device == "cpu" or (device == "auto" and not may_have_gpu()) for device in devices)
+        super().__init__(CPU_WINDOW_TOKENS if is_on_cpu else WINDOW_TOKENS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._num_replicas = len(devices)
-        is_on_cpu = all(device == "cpu" or (device == "auto" and not may_have_gpu()) for device in devices)
-        self._window_tokens = CPU_WINDOW_TOKENS if is_on_cpu else WINDOW_TOKENS
         self.replicas = self._start_all(model_path, devices, meanwhile, settings)
         self._queries = [StatusQuery(partial(_client_of, replica)) for replica in self.replicas]
 
@@ -107,7 +147,7 @@ class ReplicatedRuntime(ReplicaGroup):
         settings: dict[str, Any],
     ) -> list[RestartingRuntime]:
         """Starts all replicas side by side. Their threads are daemons: an interrupted start ends with this process."""
-        outcomes: SimpleQueue[tuple[int, RestartingRuntime | BaseException]] = SimpleQueue()
+        starts = [Future[RestartingRuntime]() for _ in devices]
 
         def start(number: int, device: str) -> None:
             try:
@@ -122,23 +162,17 @@ class ReplicatedRuntime(ReplicaGroup):
                     device=device,
                     **settings,
                 )
-                outcomes.put((number, replica))
+                starts[number].set_result(replica)
             except BaseException as error:
-                outcomes.put((number, error))
+                starts[number].set_exception(error)
 
         for number, device in enumerate(devices):
             threading.Thread(target=start, args=(number, device), name=f"plait-start-{number}", daemon=True).start()
-        started, errors = dict[int, RestartingRuntime](), list[BaseException]()
-        for _ in devices:
-            number, outcome = outcomes.get()
-            if isinstance(outcome, BaseException):
-                errors.append(outcome)
-            else:
-                started[number] = outcome
+        errors = [error for ended in as_completed(starts) if (error := ended.exception()) is not None]
         if errors:
-            shut_down_all(list(started.values()))
+            shut_down_all([ended.result() for ended in starts if ended.exception() is None])
             raise errors[0]
-        return [started[number] for number in range(len(devices))]
+        return [ended.result() for ended in starts]
 
     def _connect(self, number: int, runtime: Runtime) -> None:
         """Begins to place sessions on a runtime that has started. Raises ModelError if its model is another one."""
@@ -147,15 +181,12 @@ class ReplicatedRuntime(ReplicaGroup):
             if self._transport is None:
                 rows = model.max_batch_rows * self._num_replicas
                 served = msgspec.structs.replace(model, max_batch_rows=rows)
-                self._transport = ReplicatedTransport(served, self._window_tokens)
-                self._client = ReplicatedClient(self._transport, runtime.client.tokenizer, self._control_clients)
-        served = self._transport.welcome
-        if (model.model_fingerprint, model.vocab_size) != (served.model_fingerprint, served.vocab_size):
-            raise ModelError(f"replica {number} has other model files than the replica that started first")
-        if model.adapters != served.adapters:
-            raise ModelError(f"replica {number} has other adapters than the replica that started first")
+                self._open_client(served, runtime.client.tokenizer)
+        if (difference := self._difference(model)) is not None:
+            raise ModelError(f"replica {number} has {difference} than the replica that started first")
         transport = ZmqClientTransport(runtime.address)
         transport.set_liveness_check(LIVENESS_INTERVAL_S, self._stuck_after_s)
+        assert self._transport is not None
         self._transport.connect(number, transport)
 
     def _control_clients(self) -> list[Client]:
@@ -182,29 +213,15 @@ class ReplicatedRuntime(ReplicaGroup):
         """How many times a replica was restarted."""
         return sum(replica.num_restarts for replica in self.replicas)
 
-    @property
-    def num_spread(self) -> int:
-        """Sessions placed away from a longer cached prefix, because its replicas were too busy."""
-        assert self._transport is not None
-        return self._transport.router.num_spread
-
     async def reports(self) -> list[ReplicaReport]:
         """The state of every replica."""
-        return list(await asyncio.gather(*(self._report(number) for number in range(len(self.replicas)))))
+        return list(await asyncio.gather(*map(self._report_on, range(len(self.replicas)))))
 
-    async def _report(self, number: int) -> ReplicaReport:
-        replica, transport, status = self.replicas[number], self._transport, None
-        assert transport is not None
+    async def _report_on(self, number: int) -> ReplicaReport:
+        replica = self.replicas[number]
         unanswered_s = 0.0 if replica.has_given_up else replica.client.unanswered_s
-        load = transport.load(number)
-        if load is not None and unanswered_s < UNANSWERED_S:
-            with contextlib.suppress(PlaitError):
-                status = await self._queries[number].status()
-        state: ReplicaState = "ready" if status is not None else "unanswered"
-        if load is None:
-            state = "ended" if replica.has_given_up else "restarting"
-        placed = transport.num_placed[number]
-        return ReplicaReport(number, state, replica.num_restarts, unanswered_s, load or 0, placed, status)
+        if_ended: ReplicaState = "ended" if replica.has_given_up else "restarting"
+        return await self._report(number, self._queries[number], unanswered_s, replica.num_restarts, if_ended)
 
     def attach_to_loop(self) -> None:
         """Lets the running event loop do the I/O of all replicas. Call it in that loop."""
@@ -234,11 +251,6 @@ class ReplicatedRuntime(ReplicaGroup):
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
                 loop.call_soon_threadsafe(self._move_calls, number)
-
-    def _move_calls(self, number: int) -> None:
-        assert self._transport is not None
-        if calls := self._transport.calls_to_move(number):
-            self.on_unresponsive(calls)
 
 
 def _client_of(replica: RestartingRuntime) -> Client:

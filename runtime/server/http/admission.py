@@ -263,21 +263,17 @@ class AdmissionMiddleware:
         self.app, self.admission = app, admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-            tenant = self.admission.authenticate(scope["path"], headers)
-            scope["state"]["tenant"] = tenant
-            record = current_request()
-            if record is not None:
-                record.tenant = tenant
-            self.admission.browser_checks.check(scope, has_key=tenant != "")
-            if scope["method"] in ADMITTED_METHODS:
-                num_bytes = 0 if scope["path"] == UPLOAD_PATH else content_length(scope)
-                self.admission.check_capacity(tenant, num_bytes, needs_place(scope["path"]))
-                if record is not None:
-                    await self._run_admitted(record, scope, receive, send)
-                    return
-        await self.app(scope, receive, send)
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        tenant, record = self.admission.authenticate(scope["path"], headers), current_request()
+        assert record is not None
+        scope["state"]["tenant"] = record.tenant = tenant
+        self.admission.browser_checks.check(scope, has_key=tenant != "")
+        if scope["method"] in ADMITTED_METHODS:
+            num_bytes = 0 if scope["path"] == UPLOAD_PATH else content_length(scope)
+            self.admission.check_capacity(tenant, num_bytes, needs_place(scope["path"]))
+            await self._run_admitted(record, scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
     async def _run_admitted(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         self.admission.admit(record)
@@ -294,21 +290,16 @@ class AdmissionMiddleware:
 class BodyLimitMiddleware:
     """Limits a body to `max_body_bytes`, and its arrival to `body_timeout_s` seconds from the request's start.
 
-    An upload may have `max_upload_bytes`, and `body_timeout_s` for each `max_body_bytes` of it.
+    An upload may have `max_file_bytes` and its form, and `body_timeout_s` for each `max_body_bytes` of it.
 
     Answers an exception that reaches it, as long as the response has not started.
     """
 
-    def __init__(
-        self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float, retry_after_s: int, max_upload_bytes: int = 0
-    ) -> None:
-        self.app, self.max_body_bytes, self.body_timeout_s = app, max_body_bytes, body_timeout_s
-        self.retry_after_s, self.max_upload_bytes = retry_after_s, max_upload_bytes
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self.app, self.settings = app, settings
+        self.max_upload_bytes = settings.max_file_bytes + FORM_BYTES if settings.files_dir else 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         started = False
 
         async def tracking_send(message: Message) -> None:
@@ -325,21 +316,22 @@ class BodyLimitMiddleware:
             record = current_request()
             if started or record is None or record.code != DRAINED:
                 raise
-            headers = {"Retry-After": str(self.retry_after_s)}
+            headers = {"Retry-After": str(self.settings.retry_after_s)}
             error = ApiError(503, "the server is shutting down", type=OVERLOADED, code=DRAINED, headers=headers)
             await _send_error(error, tracking_send)
         except Exception as error:
-            api_error = as_api_error(error, retry_after_s=self.retry_after_s)
+            api_error = as_api_error(error, retry_after_s=self.settings.retry_after_s)
             if started:
                 raise  # too late for an error response: the connection is closed
             await _send_error(api_error, tracking_send)
 
     def _limits(self, scope: Scope) -> tuple[int, float]:
         """The most bytes of the body of a request, and the seconds in which it must arrive."""
+        max_bytes, timeout_s = self.settings.max_body_bytes, self.settings.body_timeout_s
         if scope["path"] != UPLOAD_PATH or not self.max_upload_bytes:
-            return self.max_body_bytes, self.body_timeout_s
+            return max_bytes, timeout_s
         num_bytes = content_length(scope) or self.max_upload_bytes
-        return self.max_upload_bytes, self.body_timeout_s * max(1.0, num_bytes / self.max_body_bytes)
+        return self.max_upload_bytes, timeout_s * max(1.0, num_bytes / max_bytes)
 
     def _limited(self, receive: Receive, max_bytes: int, timeout_s: float) -> Receive:
         bytes_left, is_complete = max_bytes, False
@@ -369,19 +361,15 @@ class BodyLimitMiddleware:
 
 
 async def _send_error(error: ApiError, send: Send) -> None:
-    headers, body = closing_response(error, current_request())
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def closing_response(error: ApiError, record: RequestRecord | None) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Returns headers and body of an error response that closes the connection, where a body may still follow."""
-    if record is not None:
-        record.code = record.code or error.code
-    path, request_id = (record.path, record.request_id) if record is not None else ("", "")
-    body = msgspec.json.encode(error_body(path, error, request_id))
+    """Sends an error response that closes the connection, where a body may still follow."""
+    record = current_request()
+    assert record is not None
+    record.code = record.code or error.code
+    body = msgspec.json.encode(error_body(record.path, error, record.request_id))
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body))} | CLOSE | error.headers
-    return [(name.lower().encode(), value.encode()) for name, value in headers.items()], body
+    encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
 
 
 def content_length(scope: Scope) -> int:

@@ -173,11 +173,7 @@ class CallQueue:
     def end(self, place: Place) -> None:
         """Takes back the place of a request that was answered or has failed."""
         self.discard(place)
-        self.num_calls -= place.num_calls
-        self._places.take(place.key, -place.num_calls)
-        if place.has_begun:
-            self._count_rows(place.key, -place.num_rows)
-        self._give_turns()
+        self.set_size(place, 0, 0)
 
     # -- turns ------------------------------------------------------------------------------------
 

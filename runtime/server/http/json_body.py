@@ -74,18 +74,6 @@ def check_content_type(request: Request, *, may_be_missing: bool = False, may_be
         raise ApiError(415, text + "-H 'Content-Type: application/json'", code="unsupported_media_type")
 
 
-def parse(body: bytes, kind: type[T]) -> T:
-    """Parses a body as a `kind`. Raises ApiError 400.
-
-    >>> parse(b'{"a": 1}', dict[str, int])
-    {'a': 1}
-    """
-    decoded: list[Any] = []
-    for _ in parse_steps(body, decoded):
-        pass
-    return convert_json(decoded[0], kind)
-
-
 def parse_steps(body: bytes, decoded: list[Any]) -> Iterator[None]:
     """Appends the value of a body to `decoded`, in steps of milliseconds. Raises ApiError 400."""
     scan = JsonScan()

@@ -18,6 +18,7 @@ from plait.runtime.server.in_flight import InFlightRequests, RequestRecord, set_
 from plait.runtime.server.ops.metrics import Metrics
 from plait.runtime.server.ops.request_log import RequestLog
 from plait.runtime.server.ops.tracing import Tracing, client_id, session_id, trace_id
+from plait.runtime.server.settings import ServerSettings
 
 BODY_PREVIEW_BYTES = 4096
 ID_BYTES = 12
@@ -35,36 +36,30 @@ class RequestContextMiddleware:
     def __init__(
         self,
         app: ASGIApp,
+        settings: ServerSettings,
         in_flight: InFlightRequests,
         metrics: Metrics,
         paths: frozenset[str],
-        log_prompts: bool,
-        strict_fields: bool,
     ) -> None:
-        self.app, self.in_flight, self.metrics = app, in_flight, metrics
-        self.paths, self.log_prompts, self.strict_fields = paths, log_prompts, strict_fields
+        self.app, self.settings, self.in_flight, self.metrics, self.paths = app, settings, in_flight, metrics, paths
         self._ids: list[str] = []
         self.tracing = Tracing()
         self.request_log = RequestLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         headers = _decoded_headers(scope)
-        record = self.new_record(scope, headers)
+        record = self._new_record(scope, headers)
         scope.setdefault("state", {})["request_id"] = record.request_id
         set_current_request(record)
         self.in_flight.records.add(record)
-        with self.tracing.span(scope, headers, record):
+        with self.tracing.span(headers, record):
             try:
                 await self.app(scope, self._observe_receive(receive, record), _observe_send(send, record))
             finally:
-                self.end(scope, record)
+                self._end(scope, record)
 
-    def new_record(self, scope: Scope, headers: dict[str, str] | None = None) -> RequestRecord:
+    def _new_record(self, scope: Scope, headers: dict[str, str]) -> RequestRecord:
         """Returns the record of a request, with an id of its own."""
-        headers = _decoded_headers(scope) if headers is None else headers
         path: str = scope["path"]
         return RequestRecord(
             method=scope["method"],
@@ -76,7 +71,7 @@ class RequestContextMiddleware:
             session_id=session_id(headers),
             route=path if path in self.paths else "other",
             task=asyncio.current_task(),
-            strict_fields=self.strict_fields,
+            strict_fields=self.settings.strict_fields,
         )
 
     def _next_id(self) -> str:
@@ -91,13 +86,13 @@ class RequestContextMiddleware:
             message = await receive()
             if message["type"] == "http.disconnect":
                 record.client_gone = record.end_time is None
-            elif self.log_prompts and len(record.body_preview) < BODY_PREVIEW_BYTES:
+            elif self.settings.log_prompts and len(record.body_preview) < BODY_PREVIEW_BYTES:
                 record.body_preview = (record.body_preview + message.get("body", b""))[:BODY_PREVIEW_BYTES]
             return message
 
         return observed_receive
 
-    def end(self, scope: Scope, record: RequestRecord) -> None:
+    def _end(self, scope: Scope, record: RequestRecord) -> None:
         """Counts and logs a request that has ended."""
         record.end_time = record.end_time or time.monotonic()
         record.route = getattr(scope.get("route"), "path", record.route)

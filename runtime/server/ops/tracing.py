@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from starlette.types import Scope
-
     from plait.runtime.call_reports import Usage
     from plait.runtime.server.in_flight import RequestRecord
 
@@ -74,7 +72,7 @@ class Tracing:
         return self._trace is not None and not self._has_no_exporter()
 
     @contextlib.contextmanager
-    def span(self, scope: Scope, headers: dict[str, str], record: RequestRecord) -> Iterator[None]:
+    def span(self, headers: dict[str, str], record: RequestRecord) -> Iterator[None]:
         """Opens the span of one request, a child of its `traceparent`. The span ends with the block."""
         if not self.is_active:
             yield

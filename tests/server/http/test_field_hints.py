@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from json_bodies import parse
 
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.fields.field_hints import NAMES_ELSEWHERE
-from plait.runtime.server.http.json_body import parse
 from plait.runtime.server.protocols.anthropic.endpoint import MessagesRequest
 from plait.runtime.server.protocols.ollama.generate import OllamaChatRequest, OllamaGenerateRequest
 from plait.runtime.server.protocols.openai.chat_request import ChatRequest

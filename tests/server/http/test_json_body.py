@@ -8,9 +8,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from json_bodies import parse
 
 from plait.runtime.server.errors import ApiError
-from plait.runtime.server.http.json_body import MAX_DEPTH, parse
+from plait.runtime.server.http.json_body import MAX_DEPTH
 
 TEXT = st.text(alphabet=st.characters(codec="utf-8"))
 VALUES = st.recursive(

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from json_bodies import parse
 
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.sampling_fields import checked_sampling_params
 from plait.runtime.server.http import json_body, json_limits
-from plait.runtime.server.http.json_body import parse, parse_steps
+from plait.runtime.server.http.json_body import parse_steps
 from plait.runtime.server.http.json_limits import (
     MAX_CONTAINERS,
     MAX_ELEMENTS,

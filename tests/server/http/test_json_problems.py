@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from json_bodies import parse
 
 from plait.runtime.server.errors import ApiError
-from plait.runtime.server.http.json_body import parse
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_more_inputs_than_run_concurrently(app, embedder, expected, monkeypatch)
     )
     texts = [f"text {i}" for i in range(20)]
     answer = embedder.embeddings.create(model=MODEL, input=texts)
-    assert most == [(3, 3)]
+    assert [size for size in most if size != (0, 0)] == [(3, 3)]  # (0, 0): it has ended
     for text, item in zip(texts, answer.data, strict=True):
         np.testing.assert_allclose(item.embedding, expected(text), atol=1e-4)
 

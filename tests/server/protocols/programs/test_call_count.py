@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from json_bodies import parse
 
-from plait.runtime.server.http.json_body import parse
 from plait.runtime.server.protocols.programs.program_compiler import compile_program
 from plait.runtime.server.protocols.programs.types import ProgramRequest
 

@@ -9,9 +9,9 @@ import threading
 
 import httpx
 import pytest
+from json_bodies import parse
 from waiting import wait_until
 
-from plait.runtime.server.http.json_body import parse
 from plait.runtime.server.protocols.programs.program_compiler import compile_program
 from plait.runtime.server.protocols.programs.program_run import ProgramRun
 from plait.runtime.server.protocols.programs.types import ProgramRequest

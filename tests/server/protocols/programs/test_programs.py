@@ -8,9 +8,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from json_bodies import parse
 
 from plait.runtime.server.errors import ApiError
-from plait.runtime.server.http.json_body import parse
 from plait.runtime.server.protocols.programs.program_compiler import MAX_DEPTH, compile_program
 from plait.runtime.server.protocols.programs.types import ProgramRequest
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from json_bodies import parse
 from waiting import wait_until
 
 from plait.runtime.process.engine import Engine
 from plait.runtime.server.app import create_app
-from plait.runtime.server.http.json_body import parse
 from plait.runtime.server.protocols.programs.program_compiler import compile_program
 from plait.runtime.server.protocols.programs.program_run import ProgramRun
 from plait.runtime.server.protocols.programs.types import ProgramRequest
