@@ -83,6 +83,16 @@ def test_the_site_has_every_picture_of_its_pages(tmp_path: Path) -> None:
     assert {path for path in needed if not (tmp_path / path).is_file()} == set()
 
 
+def test_the_site_shows_the_pictures_of_the_chosen_colours() -> None:
+    show_pictures_by_theme = runpy.run_path(str(ROOT / "docs/site/conf.py"))["show_pictures_by_theme"]
+    for page in (page for page, files in shown().items() if files):
+        source = [page.read_text(encoding="utf-8")]
+        count = source[0].count("<picture>")
+        show_pictures_by_theme(None, str(page), source)
+        assert "<picture>" not in source[0]
+        assert [source[0].count(f'<img class="only-{theme}" src=') for theme in ("light", "dark")] == [count, count]
+
+
 def test_the_recorded_program_is_that_of_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     review = json.loads((FOLDER / "data.json").read_text(encoding="utf-8"))["review"]

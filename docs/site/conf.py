@@ -12,6 +12,7 @@ OUTSIDE = re.compile(
     r"""<(?:script|img|source|iframe|video)\b[^>]*\ssrc(?:set)?\s*=\s*["']?\s*(?:https?:)?//"""
     r"""|<link\b[^>]*\shref\s*=\s*["']?\s*(?:https?:)?//|(?:url\(|@import)\s*["']?\s*(?:https?:)?//"""
 )
+PICTURE = re.compile(r'<picture>\s*<source [^>]*dark\)" srcset="([^"]*)">\s*<img src="([^"]*)"([^>]*)>\s*</picture>')
 MAP = ROOT / "docs" / "README.md"
 
 project = html_title = "plait"
@@ -57,6 +58,11 @@ def add_navigation(app: Any, docname: str, source: list[str]) -> None:
         source[0] += f"\n\n{navigation()}\n"
 
 
+def show_pictures_by_theme(app: Any, docname: str, source: list[str]) -> None:
+    """A page of the repository shows the picture of the system's colours; the site has a button for them."""
+    source[0] = PICTURE.sub(r'<img class="only-light" src="\2"\3><img class="only-dark" src="\1"\3>', source[0])
+
+
 def copy_pictures(app: Any, error: Exception | None) -> None:
     """Copies what HTML in the pages shows, which Sphinx does not look for; and adds the site's first page."""
     if error is not None:
@@ -82,5 +88,6 @@ def check_resources(app: Any, error: Exception | None) -> None:
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("source-read", add_navigation)
+    app.connect("source-read", show_pictures_by_theme)
     app.connect("build-finished", copy_pictures)
     app.connect("build-finished", check_resources)
