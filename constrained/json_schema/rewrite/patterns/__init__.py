@@ -10,9 +10,9 @@ from plait.constrained.json_schema.rewrite.patterns.operations import (
     complement_pattern,
     finite_texts,
     is_narrowed,
-    literal,
     matches,
     matches_whole,
+    to_ecma,
 )
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "ecma_to_plain_patterns",
     "finite_texts",
     "is_narrowed",
-    "literal",
     "matches",
     "matches_whole",
+    "to_ecma",
 ]
