@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from plait.constrained.dfa.forced_bytes import forced_bytes, tokenize_forced_bytes
 from plait.constrained.dfa.token_dfa import TokenDfa
 from plait.constrained.dfa.vocabulary_dfa import VocabularyDfa
-from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
+from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_of, pack_mask
 from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_CACHED_MASK_BYTES = 4 << 20
@@ -29,7 +26,7 @@ class DfaGrammar(Grammar):
         self.vocabulary = vocabulary
         self.eos_ids = frozenset(vocabulary.eos_ids)
         self.accepting = self.dfa.accepting
-        self.eos_mask = self._pack_mask(np.array(vocabulary.eos_ids, np.int64))
+        self.eos_mask = mask_of(vocabulary.eos_ids, len(vocabulary))
         self._masks: dict[int, Int32Array] = {_TERMINATED: self.eos_mask}
         self._forced: dict[int, bytes] = {}
         self._forced_tokens: dict[int, list[int]] = {}
@@ -48,7 +45,7 @@ class DfaGrammar(Grammar):
         """Returns the mask of `state`, int32 [ceil(V/32)]; read-only."""
         mask = self._masks.get(state)
         if mask is None:
-            mask = self._pack_mask(self.dfa.allowed(state))
+            mask = pack_mask(self.dfa.allowed(state))
             if self.accepting[state]:
                 mask = mask | self.eos_mask
             if len(self._masks) >= self._max_masks:
@@ -76,15 +73,6 @@ class DfaGrammar(Grammar):
                     tokens, reached = all_tokens, end
             tokens = self._forced_tokens[state] = tokens if reached is not None else []
         return tokens
-
-    def _pack_mask(self, allowed: NDArray[np.signedinteger] | NDArray[np.bool_]) -> Int32Array:
-        """Returns the mask of the tokens `allowed`: their ids, or whether each is, bool [V]."""
-        bits = np.zeros(mask_words(len(self.vocabulary)) * 32, np.bool_)
-        if allowed.dtype == np.bool_:
-            bits[: len(allowed)] = allowed
-        else:
-            bits[allowed] = True
-        return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
 
 
 class DfaMatcher(Matcher):

@@ -96,7 +96,7 @@ def tokenize_forced_bytes(forced: bytes, is_complete: bool, vocabulary: Vocabula
     """
     text = forced.decode(errors="ignore") if not is_complete else forced.decode(errors="replace")
     tokens = list(vocabulary.encode(text))
-    if b"".join(vocabulary.token_bytes[token] for token in tokens) != text.encode():
+    if vocabulary.text_of(tokens) != text.encode():
         return []
     if is_complete:
         return tokens if text.encode() == forced else []

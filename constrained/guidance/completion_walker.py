@@ -102,9 +102,7 @@ def remaining_completions(known_completion: list[int], accepted: list[int], voca
     """
     if known_completion[: len(accepted)] == accepted:
         return [known_completion[len(accepted) :]]
-    token_bytes = vocabulary.token_bytes
-    text = b"".join(token_bytes[token] for token in known_completion)
-    accepted_text = b"".join(token_bytes[token] for token in accepted)
+    text, accepted_text = vocabulary.text_of(known_completion), vocabulary.text_of(accepted)
     max_overlap = min(len(text), len(accepted_text))
     overlap = next((n for n in range(max_overlap, 0, -1) if accepted_text.endswith(text[:n])), 0)
     sizes = dict.fromkeys((overlap, max_overlap, *range(min(len(text), MAX_SKIPPED) + 1)))

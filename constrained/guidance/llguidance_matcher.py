@@ -193,7 +193,7 @@ class LlguidanceMatcher(Matcher):
         vocabulary = self._grammar.vocabulary
         if not self._grammar.control_texts.keys().isdisjoint(tokens):
             return tokens
-        text = b"".join(vocabulary.token_bytes[token] for token in tokens).decode(errors="replace")
+        text = vocabulary.text_of(tokens).decode(errors="replace")
         retokenized = list(vocabulary.encode(text))
         inner = self._inner.deep_copy()
         if len(retokenized) >= len(tokens) or inner.try_consume_tokens(retokenized) < len(retokenized):
