@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -23,16 +23,6 @@ else:
     SchemaSource = SchemaMap = str  # what `__post_init__` stores and messages carry
 
 
-class WithStyle(Protocol):
-    """A spec of JSON that says which white space it has."""
-
-    @property
-    def whitespace(self) -> bool: ...
-
-    @property
-    def compact(self) -> bool: ...
-
-
 def utf8_length(text: object, what: str, where: int | None) -> int:
     """Returns the number of bytes of a text. Raises GrammarError if it is none, or has no UTF-8."""
     if not isinstance(text, str):
@@ -44,9 +34,9 @@ def utf8_length(text: object, what: str, where: int | None) -> int:
         raise GrammarError(f"{what} contains a lone surrogate", place) from None
 
 
-def check_style(spec: WithStyle) -> None:
-    """Raises GrammarError for a style that contradicts itself."""
-    if spec.whitespace and spec.compact:
+def check_style(whitespace: bool, compact: bool) -> None:
+    """Raises GrammarError for a style of JSON that contradicts itself."""
+    if whitespace and compact:
         raise GrammarError("whitespace and compact contradict each other")
 
 

@@ -91,7 +91,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     first_number: int | None = None
 
     def __post_init__(self) -> None:
-        check_style(self)
+        check_style(self.whitespace, self.compact)
         check_tags(self, (), ("begin", "separator", "end", "call_id", "otherwise_begin"))
         msgspec.structs.force_setattr(self, "control_tokens", checked_control_tokens(self.control_tokens))
         if not {*self.free_tokens} <= dict(self.control_tokens).keys():
