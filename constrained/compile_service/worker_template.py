@@ -14,7 +14,6 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -72,8 +71,11 @@ def _fork_worker(control: socket.socket, connection: socket.socket, vocabulary: 
 
 def _load(init: WorkerInit) -> Vocabulary:
     """Builds the vocabulary, its trie and llguidance's tokenizer, and loads the libraries."""
-    token_bytes = tuple(init.token_bytes)
-    vocabulary = Vocabulary(token_bytes, tuple(init.eos_ids), _greedy_encoder(token_bytes), init.control_texts)
+
+    def encode(text: str) -> list[int]:  # it only serves to check that a grammar compiles
+        return vocabulary.spell_bytes(text.encode())
+
+    vocabulary = Vocabulary(tuple(init.token_bytes), tuple(init.eos_ids), encode, init.control_texts)
     len(vocabulary.trie)
     vocabulary.token_tries.get(SINGLE_BYTES)
     to_plain_pattern(r"\w|\d|\s")  # computes these classes
@@ -82,23 +84,6 @@ def _load(init: WorkerInit) -> Vocabulary:
     warm_up(vocabulary, masks_quickly=False)
     gc.freeze()  # the template lives as long as the runtime: collections of the workers skip what it has loaded
     return vocabulary
-
-
-def _greedy_encoder(token_bytes: tuple[bytes, ...]) -> Callable[[str], Sequence[int]]:
-    """Returns an encoder that takes the longest token first; it only serves to check that a grammar compiles."""
-    ids = {token: number for number, token in enumerate(token_bytes) if token}
-    longest = max(map(len, ids), default=0)
-
-    def encode(text: str) -> Sequence[int]:
-        rest, tokens = text.encode(), list[int]()
-        while rest:
-            length = next((n for n in range(longest, 0, -1) if rest[:n] in ids), 0)
-            if length:
-                tokens.append(ids[rest[:length]])
-            rest = rest[length or 1 :]
-        return tokens
-
-    return encode
 
 
 def _return_freed_memory() -> None:

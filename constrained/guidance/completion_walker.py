@@ -118,13 +118,5 @@ def _drop_leading_bytes(known_completion: list[int], size: int, vocabulary: Voca
         data = vocabulary.token_bytes[token]
         num_read += len(data)
         if num_read > size:
-            return [*_encode_fragment(data[size - num_read :], vocabulary), *known_completion[index + 1 :]]
+            return [*vocabulary.spell(data[size - num_read :]), *known_completion[index + 1 :]]
     return []
-
-
-def _encode_fragment(text: bytes, vocabulary: Vocabulary) -> list[int]:
-    """Returns the tokens of a part of a token; [] if it alone is not valid UTF-8."""
-    try:
-        return list(vocabulary.encode(text.decode()))
-    except UnicodeDecodeError:
-        return []

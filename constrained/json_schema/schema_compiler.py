@@ -142,7 +142,7 @@ def _compile_rewritten(
                 LlguidanceSource(
                     grammar,
                     rewritten.unchecked,
-                    (spec.text,) if rewritten.unchecked else (),
+                    spec.text if rewritten.unchecked else "",
                     max_digits=digit_limit(spec.text),
                     warnings=(*rewritten.warnings, *narrowings),
                     unique_items=json.dumps(unique) if unique else "",
