@@ -25,7 +25,7 @@ from plait.constrained.json_schema.emptiness import (
 )
 from plait.constrained.json_schema.equal_definitions import merge_equal_definitions
 from plait.constrained.json_schema.rewrite.document import Schema
-from plait.constrained.json_schema.rewrite.patterns import are_disjoint, matches_whole
+from plait.constrained.json_schema.rewrite.patterns.operations import are_disjoint, matches_whole
 from plait.constrained.regex.automaton_writer import MAX_STATES, NO_TEXT
 from plait.constrained.regex.char_classes import write_literal
 from plait.constrained.regex.pattern_algebra import intersect

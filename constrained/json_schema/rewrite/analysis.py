@@ -11,8 +11,9 @@ from typing import Any
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
 from plait.constrained.json_schema.rewrite.numbers import number_range
-from plait.constrained.json_schema.rewrite.patterns import are_disjoint as are_patterns_disjoint
-from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_patterns, is_narrowed, matches
+from plait.constrained.json_schema.rewrite.patterns.conversion import ecma_to_plain_patterns
+from plait.constrained.json_schema.rewrite.patterns.operations import are_disjoint as are_patterns_disjoint
+from plait.constrained.json_schema.rewrite.patterns.operations import is_narrowed, matches
 from plait.constrained.regex.char_classes import write_literal
 from plait.constrained.specs import GrammarError
 

@@ -10,14 +10,8 @@ from plait.constrained.json_schema.rewrite.base import SchemaObject, Unsupported
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.formats import FORMATS
 from plait.constrained.json_schema.rewrite.keywords import ANNOTATIONS, ASSERTIONS
-from plait.constrained.json_schema.rewrite.patterns import (
-    ANY,
-    ecma_to_plain_pattern,
-    finite_texts,
-    is_narrowed,
-    matches,
-    to_ecma,
-)
+from plait.constrained.json_schema.rewrite.patterns.conversion import ANY, ecma_to_plain_pattern
+from plait.constrained.json_schema.rewrite.patterns.operations import finite_texts, is_narrowed, matches, to_ecma
 from plait.constrained.regex.automaton_writer import NO_TEXT
 from plait.constrained.regex.char_classes import write_literal
 from plait.constrained.regex.pattern_algebra import intersect

@@ -16,7 +16,7 @@ from schema_strategies import BYTE_VOCABULARY, EOS_ID, accepts, grammar_of, refe
 from plait.constrained import GrammarError, JsonSchema
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, LlguidanceSource
 from plait.constrained.json_schema.lark_writer import write_lark
-from plait.constrained.json_schema.rewrite import rewrite_schema
+from plait.constrained.json_schema.rewrite.rewriter import rewrite_schema
 from plait.constrained.json_schema.schema_compiler import with_options
 
 NAMES = ["a", "ab", "b", "p1", "p12", "é", 'q"', "x/y", "\U0001f600", ""]

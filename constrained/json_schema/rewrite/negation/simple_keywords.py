@@ -9,13 +9,8 @@ from typing import Any
 from plait.constrained.json_schema.rewrite.analysis import FRACTIONS, KINDS, allowed_kinds
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.negation.context import Context
-from plait.constrained.json_schema.rewrite.patterns import (
-    ANY,
-    complement_pattern,
-    ecma_to_plain_pattern,
-    is_narrowed,
-    to_ecma,
-)
+from plait.constrained.json_schema.rewrite.patterns.conversion import ANY, ecma_to_plain_pattern
+from plait.constrained.json_schema.rewrite.patterns.operations import complement_pattern, is_narrowed, to_ecma
 from plait.constrained.regex.automaton_writer import NO_TEXT
 from plait.constrained.regex.pattern_algebra import intersect
 from plait.constrained.specs import GrammarError
