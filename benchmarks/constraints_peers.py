@@ -29,7 +29,7 @@ import outlines_core
 import plait
 from plait.constrained import JsonSchema, Vocabulary, mask_words
 from plait.constrained.compiler import build_grammar, compile_spec
-from plait.constrained.guidance.llguidance_tokenizer import tokenizer_of
+from plait.constrained.guidance.inner_matcher import tokenizer_of
 
 MEMORY_BYTES = 4 << 30
 

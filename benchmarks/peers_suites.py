@@ -40,7 +40,7 @@ except ImportError:
     xgrammar = None
 from plait.constrained import JsonSchema, Matcher, mask_words
 from plait.constrained.compiler import build_grammar, compile_spec
-from plait.constrained.guidance.llguidance_tokenizer import tokenizer_of
+from plait.constrained.guidance.inner_matcher import tokenizer_of
 
 SUITE, STRINGS = "jsonschema==4.26.0", "xgrammar==0.2.9"
 TEST_FILES = (

@@ -26,7 +26,7 @@ from plait.constrained.compile_service.worker_messages import (
     encode,
     receive_control,
 )
-from plait.constrained.guidance.llguidance_tokenizer import warm_up
+from plait.constrained.guidance.inner_matcher import warm_up
 from plait.constrained.guidance.unique_items import item_tokens
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.tokens.token_trie import SINGLE_BYTES

@@ -6,8 +6,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from plait.constrained.specs.checks import SchemaSource, check_style, check_tags, schema_text
-from plait.constrained.specs.errors import GrammarError
+from plait.constrained.specs.checks import GrammarError, SchemaSource, check_style, check_tags, schema_text
 from plait.constrained.specs.values import Lark, Regex
 
 NAME_PLACE = "{name}"

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from plait.constrained.specs.checks import check_style, check_tags
-from plait.constrained.specs.errors import GrammarError
+from plait.constrained.specs.checks import GrammarError, check_style, check_tags
 from plait.constrained.specs.trigger import (
     MAX_CONTROL_TOKENS,
     MAX_TRIGGERS,

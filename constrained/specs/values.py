@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from plait.constrained.specs.checks import (
+    GrammarError,
     SchemaMap,
     SchemaSource,
     check_grammar,
@@ -16,7 +17,6 @@ from plait.constrained.specs.checks import (
     schemas_text,
     utf8_length,
 )
-from plait.constrained.specs.errors import GrammarError
 
 MAX_PATTERN_BYTES = 64 << 10
 MAX_CHOICES = 10_000
