@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import llguidance
@@ -28,6 +29,9 @@ from plait.constrained.guidance.item_tracker import (
 )
 from plait.constrained.guidance.unique_paths import Nodes
 from plait.constrained.tokens.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar
 
 MAX_TRIED_STATES = 32  # in the search for an item that differs from all earlier ones
 MAX_TRIED_TOKENS = 96  # where more tokens are allowed than this, one of them is taken to lead to another item
@@ -294,15 +298,9 @@ class UniqueItemsWalker(LlguidanceWalker):
     """A walker that repeats no item where it may not."""
 
     def __init__(
-        self,
-        inner: llguidance.LLMatcher,
-        vocabulary: Vocabulary,
-        tokens: Sequence[int],
-        is_at_digit_limit: Callable[[Sequence[int]], bool],
-        items: UniqueItems,
-        marks: Sequence[Sequence[int]] = (),
+        self, grammar: LlguidanceGrammar, inner: llguidance.LLMatcher, tokens: Sequence[int], items: UniqueItems
     ) -> None:
-        super().__init__(inner, vocabulary, tokens, is_at_digit_limit, marks)
+        super().__init__(grammar, inner, tokens)
         self._items = items
 
     def forced_tokens(self) -> list[int]:
