@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from typing import Any
+from unittest import mock
 
 import llguidance
 import pytest
@@ -15,6 +16,7 @@ from schema_strategies import BYTE_VOCABULARY, EOS_ID, accepts, grammar_of, refe
 
 from plait.constrained import GrammarError, JsonSchema
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, LlguidanceSource
+from plait.constrained.json_schema import lark_writer
 from plait.constrained.json_schema.lark_writer import write_lark
 from plait.constrained.json_schema.rewrite.rewriter import rewrite_schema
 from plait.constrained.json_schema.schema_compiler import with_options
@@ -61,7 +63,8 @@ def _both_grammars(schema: dict[str, Any]) -> tuple[LlguidanceGrammar, Llguidanc
     """Returns llguidance's own grammar and the written one; None if there is nothing to write."""
     spec = JsonSchema(schema, compact=True)
     rewritten = rewrite_schema(spec.text).schema
-    lark = write_lark(rewritten, lambda part: with_options(part, spec), (",", ":"), wide_from=1)
+    with mock.patch.object(lark_writer, "WIDE_FROM", 1):
+        lark = write_lark(rewritten, lambda part: with_options(part, spec), (",", ":"))
     if lark is None:
         return None
     own = llguidance.LLMatcher.grammar_from_json_schema(with_options(rewritten, spec))
