@@ -127,10 +127,10 @@ def pack_mask(is_allowed: NDArray[np.bool_]) -> Int32Array:
     >>> pack_mask(np.array([True, False, True]))
     array([5], dtype=int32)
     """
-    words = np.zeros(4 * mask_words(len(is_allowed)), np.uint8)
     bits = np.packbits(is_allowed, bitorder="little")
-    words[: len(bits)] = bits
-    return words.view(np.int32)
+    if len(bits) % 4:
+        bits = np.append(bits, np.zeros(-len(bits) % 4, np.uint8))
+    return bits.view(np.int32)
 
 
 def mask_of(tokens: Sequence[int] | NDArray[np.integer], width: int) -> Int32Array:
@@ -144,7 +144,8 @@ def mask_of(tokens: Sequence[int] | NDArray[np.integer], width: int) -> Int32Arr
     return pack_mask(is_allowed)
 
 
-def set_bits(row: Int32Array, tokens: Sequence[int] | NDArray[np.integer]) -> None:
-    """Sets the bits of `tokens` in a mask."""
-    ids = np.asarray(tokens, np.int64)
-    np.bitwise_or.at(row.view(np.uint32), ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+def set_bits(row: Int32Array, tokens: Sequence[int]) -> None:
+    """Sets the bits of a few tokens in a mask; of many, `row |= mask_of(tokens, width)` takes less time."""
+    words = row.view(np.uint32)
+    for token in tokens:
+        words[token // 32] |= np.uint32(1 << (token % 32))

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.grammar import Int32Array, Matcher, mask_of, mask_words, set_bits
+from plait.constrained.grammar import Int32Array, Matcher, mask_of, mask_words
 from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_TEXTS = 256  # whose tokens are kept
@@ -37,7 +37,7 @@ class TokenHealer:
         if matcher is None:
             row |= border.longer_mask
         else:
-            set_bits(row, border.allowed_longer(matcher))
+            row |= mask_of(border.allowed_longer(matcher), len(self.vocabulary))
 
     def spell(self, data: bytes) -> list[int]:
         """Returns tokens that spell exactly `data`: one if possible."""
