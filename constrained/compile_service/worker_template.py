@@ -20,7 +20,6 @@ import msgspec
 from plait.constrained.compile_service.worker import run_worker
 from plait.constrained.compile_service.worker_messages import (
     MAX_FRAME_BYTES,
-    REAP,
     WorkerInit,
     WorkerReady,
     encode,
@@ -41,7 +40,7 @@ def serve(control: socket.socket, vocabulary: Vocabulary, memory_bytes: int) -> 
     workers, killed = set[int](), set[int]()
     try:
         while (request := receive_control(control)) is not None:
-            if request.kind == REAP and request.pid in workers:
+            if request.pid in workers:
                 killed.add(request.pid)
             for pid in [pid for pid in killed if os.waitpid(pid, os.WNOHANG)[0]]:  # a lowered one takes long to end
                 killed.discard(pid)
