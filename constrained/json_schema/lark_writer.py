@@ -277,14 +277,11 @@ class _Writer:
             return self._terminal(simple)
         key = json.dumps(body)
         if key not in self._written:
-            needed, todo = (
-                dict[str, Schema](),
-                {part["$ref"].removeprefix(_PREFIX) for part in parts_of(body) if "$ref" in part},
-            )
+            needed = dict[str, Schema]()
+            todo = {part["$ref"].removeprefix(_PREFIX) for part in parts_of(body) if "$ref" in part}
             while todo:
-                name = todo.pop()
-                needed[name] = self._definitions[name]
-                todo |= self._references[name] - needed.keys()
+                needed |= {name: self._definitions[name] for name in sorted(todo)}
+                todo = set[str]().union(*map(self._references.__getitem__, todo)) - needed.keys()
             whole = {**body, "$defs": needed} if needed else body
             self._written[key] = self._rule(f"%json {self._with_options(whole)}", "v")
         return self._written[key]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from typing import Any
 from unittest import mock
 
@@ -57,6 +60,23 @@ SCHEMAS = st.recursive(
     ),
     max_leaves=6,
 )
+
+
+def test_the_grammar_of_a_schema_is_the_same_in_every_process() -> None:
+    """The order of the definitions that a JSON schema in it needs was that of a set."""
+    program = (
+        "from plait.constrained.json_schema.lark_writer import write_lark\n"
+        "definitions = {f'd{n}': {'items': {'$ref': f'#/$defs/d{n + 1}'}} for n in range(9)} | {'d9': {}}\n"
+        "schema = {'type': 'number', 'minimum': 0.5}, {'prefixItems': [{'$ref': f'#/$defs/d{n}'} for n in (5, 3, 7)]}\n"
+        "print(write_lark({'anyOf': [*schema], '$defs': definitions}, str, (',', ':')))"
+    )
+    written = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in "123"
+    }
+    assert len(written) == 1 and b"%json" in written.pop()
 
 
 def _both_grammars(schema: dict[str, Any]) -> tuple[LlguidanceGrammar, LlguidanceGrammar] | None:
