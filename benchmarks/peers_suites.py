@@ -43,7 +43,7 @@ from schema_strategies import BYTE_VOCABULARY, EOS_ID
 
 from plait.constrained import JsonSchema, Matcher, mask_words
 from plait.constrained.compiler import build_grammar, compile_spec
-from plait.constrained.guidance.llguidance_tokenizer import tokenizer_of
+from plait.constrained.guidance.inner_matcher import tokenizer_of
 
 SCHEMA_URIS = {
     "draft7": "http://json-schema.org/draft-07/schema#",

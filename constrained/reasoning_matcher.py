@@ -11,18 +11,16 @@ The end mark may cross the borders of tokens. The value begins at the border of 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
+from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_of, pack_mask, set_bits
 from plait.constrained.guidance.call_tracker import spell_control
 from plait.constrained.specs import GrammarError, Reasoning, Regex
 from plait.constrained.structural.marks import Marks
-from plait.constrained.token_healing import set_bits
 from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_CACHED_MARKS = 16
@@ -49,7 +47,6 @@ class ReasoningMarks:
         self.free_state = len(begin)  # the first one of the reasoning
         self.end_state = self.free_state + len(self.end)  # the mark is complete
         self.value_state = len(self.text)
-        self._fallbacks = _fallbacks(self.end)
         self._masks: dict[int, Int32Array] = {}
         self._closing: dict[tuple[int, int], list[int]] = {}
         for start in (0, self.free_state):  # raises GrammarError
@@ -72,20 +69,18 @@ class ReasoningMarks:
 
     def state_after(self, state: int, data: bytes) -> int | None:
         """Returns the state after `data`; None if it cannot follow."""
-        for byte in data:
-            if self.is_free(state):
-                state = self.free_state + self._matched_after(state - self.free_state, byte)
-            elif state < self.value_state and self.text[state] == byte:
-                state += 1
-            else:
+        if not self.is_free(state):
+            fixed = data[: self.free_state - state] if state < self.free_state else data
+            if not self.text.startswith(fixed, state):
                 return None
-        return state
-
-    def _matched_after(self, matched: int, byte: int) -> int:
-        """Returns how many bytes of the end mark the reasoning ends with, by Knuth, Morris and Pratt."""
-        while matched and self.end[matched] != byte:
-            matched = self._fallbacks[matched]
-        return matched + 1 if self.end[matched] == byte else 0
+            state, data = state + len(fixed), data[len(fixed) :]
+            if not data:
+                return state
+        written = self.end[: state - self.free_state] + data
+        before, end, behind = written.partition(self.end)
+        if not end:
+            return self.free_state + _matched_end(before, self.end)
+        return self.end_state + len(behind) if self.text.startswith(behind, self.end_state) else None
 
     def closing_tokens(self, state: int, num_lead: int = -1) -> list[int]:
         """Returns tokens that spell the marks from `state` on. From a state of `begin`, those of `begin` only.
@@ -114,10 +109,9 @@ class ReasoningMarks:
         known = self.vocabulary.ids_by_bytes.get(data)
         if known is not None or not data:
             return [] if known is None else [known]
-        strings = self.vocabulary.token_bytes
-        for tokens in (list(self.vocabulary.encode(data.decode(errors="replace"))), self.vocabulary.spell_bytes(data)):
-            if b"".join(strings[token] for token in tokens) == data:
-                return tokens
+        tokens = self.vocabulary.spell(data)
+        if self.vocabulary.text_of(tokens) == data:
+            return tokens
         raise GrammarError(f"no tokens of the vocabulary spell {data.decode(errors='replace')!r:.80}")
 
     def mask(self, state: int) -> Int32Array:
@@ -128,36 +122,29 @@ class ReasoningMarks:
         return mask
 
     def _forced_mask(self, state: int) -> Int32Array:
-        mask = np.zeros(mask_words(len(self.vocabulary)), np.int32)
         limit = self.free_state if state < self.free_state else self.value_state
         ids = {**self._control, **self.vocabulary.ids_by_bytes} if self._control else self.vocabulary.ids_by_bytes
         heads = (self.text[state:stop] for stop in range(state + 1, limit + 1))
-        set_bits(mask, [*(ids[head] for head in heads if head in ids), *self.closing_tokens(state)[:1]])
-        return mask
+        tokens = [*(ids[head] for head in heads if head in ids), *self.closing_tokens(state)[:1]]
+        return mask_of(tokens, len(self.vocabulary))
 
     def _free_mask(self, state: int) -> Int32Array:
-        order = self.vocabulary.trie.sorted_entry_ids.astype(np.int64)
-        allowed = np.zeros(mask_words(len(self.vocabulary)) * 32, np.bool_)
-        allowed[order] = True
+        allowed = np.zeros(len(self.vocabulary), np.bool_)
+        allowed[self.vocabulary.trie.sorted_entry_ids] = True
         strings = self.vocabulary.token_bytes
         for token in self._candidates(state):
             if self.state_after(state, strings[token]) is None:
                 allowed[token] = False
         for token in self._bytes:
             allowed[token] = bool(self.bytes_of(token, state))
-        return np.packbits(allowed, bitorder="little").view("<i4").astype(np.int32)
+        return pack_mask(allowed)
 
     def _candidates(self, state: int) -> list[int]:
         """Returns the tokens that may complete the end mark: those with it, and those that begin with its rest."""
-        found, matched = list(_tokens_with(self.end, self.vocabulary)), state - self.free_state
-        order, strings = self.vocabulary.trie.sorted_entry_ids.tolist(), self.vocabulary.token_bytes
-        while matched:
-            rest = self.end[matched:]
-            start = bisect_left(order, rest, key=lambda token: strings[token])
-            while start < len(order) and strings[order[start]].startswith(rest):
-                found.append(order[start])
-                start += 1
-            matched = self._fallbacks[matched]
+        found, matched = list(_tokens_with(self.end, self.vocabulary)), self.end[: state - self.free_state]
+        for size in range(1, len(matched) + 1):
+            if matched.endswith(self.end[:size]):
+                found += self.vocabulary.beginning_with(self.end[size:]).tolist()
         return found
 
 
@@ -169,17 +156,6 @@ def _tokens_with(data: bytes, vocabulary: Vocabulary) -> tuple[int, ...]:
 @lru_cache(MAX_CACHED_MARKS)
 def _marks(spec: Reasoning, vocabulary: Vocabulary) -> ReasoningMarks:
     return ReasoningMarks(spec, vocabulary)
-
-
-def _fallbacks(pattern: bytes) -> list[int]:
-    """Returns, for each number of matched bytes, the length of the longest proper prefix that is also their suffix."""
-    lengths = [0, 0]
-    for index in range(1, len(pattern)):
-        length = lengths[index]
-        while length and pattern[length] != pattern[index]:
-            length = lengths[length]
-        lengths.append(length + 1 if pattern[length] == pattern[index] else 0)
-    return lengths
 
 
 class ReasoningGrammar(Grammar):
@@ -336,7 +312,7 @@ class ReasoningMatcher(Matcher):
 
 def _matched_end(text: bytes, lead: bytes) -> int:
     """Returns how many bytes of `lead` a text ends with."""
-    return next((size for size in range(len(lead), 0, -1) if text.endswith(lead[:size])), 0)
+    return next((size for size in range(min(len(lead), len(text)), 0, -1) if text.endswith(lead[:size])), 0)
 
 
 def _open_bytes(num_open: int, data: bytes) -> int:

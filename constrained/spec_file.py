@@ -20,6 +20,7 @@ from time import monotonic
 import msgspec
 
 from plait.constrained.specs import Spec
+from plait.host.private_file import open_private, open_regular
 
 MAX_BYTES = 4 << 20
 MAX_SPECS = 1024
@@ -30,20 +31,17 @@ _logger = logging.getLogger("plait.constrained")
 
 
 class SpecFile:
-    """The file at `path`, of at most 4 MiB and 1,024 constraints. Its errors are logged and never raised.
+    """The file at `path`, of at most 4 MiB and 1,024 constraints. Its errors are logged and never raised."""
 
-    open_private: returns a descriptor for reading, or raises OSError unless this user alone may write to the file.
-    """
-
-    def __init__(self, path: Path, open_private: Callable[[Path], int]) -> None:
-        self.path, self._open_private = path, open_private
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._lock = Lock()  # of writing
         self._digest = b""  # of what was read or written last
 
     def read(self) -> list[Spec]:
         """Returns the constraints, the most recently used first; none if the file is missing, damaged or not private.
 
-        >>> SpecFile(Path("/nowhere/constraints"), open_private).read()       # doctest: +SKIP
+        >>> SpecFile(Path("/nowhere/constraints")).read()                     # doctest: +SKIP
         []
         """
         try:
@@ -74,7 +72,7 @@ class SpecFile:
                 _logger.warning("constraints are not kept for the next start: %s: %.200s", self.path, error)
 
     def _read_checked(self) -> bytes:
-        with open(self._open_private(self.path), "rb") as file:
+        with open(open_private(self.path), "rb") as file:
             content = file.read(MAX_BYTES + 1)
         head, body = content[: len(_MAGIC) + _DIGEST_BYTES], content[len(_MAGIC) + _DIGEST_BYTES :]
         digest = hashlib.sha256(body).digest()
@@ -85,7 +83,7 @@ class SpecFile:
 
     def _replace(self, content: bytes) -> None:
         """Raises OSError, also for a file that is no file of constraints: its path was given by mistake."""
-        with contextlib.suppress(FileNotFoundError), open(self.path, "rb", opener=_open_at_once) as file:
+        with contextlib.suppress(FileNotFoundError), open(open_regular(self.path), "rb") as file:
             if not _MAGIC.startswith(file.read(len(_MAGIC))):
                 raise FileExistsError(errno.EEXIST, "it is not a file of constraints, and stays as it is")
         part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
@@ -98,10 +96,6 @@ class SpecFile:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 part.unlink()
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO would be waited for
 
 
 class RecentSpecs:

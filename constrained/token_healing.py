@@ -8,14 +8,12 @@ Where the output has a constraint, a token may go on behind the text only as the
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.grammar import Int32Array, Matcher, mask_words
+from plait.constrained.grammar import Int32Array, Matcher, mask_of, mask_words
 from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_TEXTS = 256  # whose tokens are kept
@@ -27,8 +25,7 @@ class TokenHealer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._ordered = _TokenOrder(vocabulary)
-        self._border_of = lru_cache(MAX_TEXTS)(lambda text: _Border(text, self._ordered))
+        self._border_of = lru_cache(MAX_TEXTS)(lambda text: _Border(text, vocabulary))
 
     def fill_mask(self, text: bytes, matcher: Matcher | None, row: Int32Array) -> None:
         """Overwrites `row` with the mask of the next token. `text`: what is still to be spelled; not empty.
@@ -40,63 +37,31 @@ class TokenHealer:
         if matcher is None:
             row |= border.longer_mask
         else:
-            set_bits(row, border.allowed_longer(matcher))
+            row |= mask_of(border.allowed_longer(matcher), len(self.vocabulary))
 
     def spell(self, data: bytes) -> list[int]:
         """Returns tokens that spell exactly `data`: one if possible."""
         return self.vocabulary.spell_bytes(data)
 
 
-class _TokenOrder:
-    """The tokens of a vocabulary that add text, in byte order."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
-
-    @cached_property
-    def ids(self) -> NDArray[np.int64]:
-        return self.vocabulary.trie.sorted_entry_ids.astype(np.int64)
-
-    @cached_property
-    def strings(self) -> list[bytes]:
-        return [self.vocabulary.token_bytes[token] for token in self.ids]
-
-    def beginning_with(self, text: bytes) -> NDArray[np.int64]:
-        """Returns the tokens that begin with `text`, in ascending order."""
-        start = bisect_left(self.strings, text)
-        end = bisect_right(self.strings, text, lo=start, key=lambda string: string[: len(text)])
-        return np.sort(self.ids[start:end])
-
-
 class _Border:
     """The tokens that spell the beginning of one text, and those that go on behind it."""
 
-    def __init__(self, text: bytes, ordered: _TokenOrder) -> None:
+    def __init__(self, text: bytes, vocabulary: Vocabulary) -> None:
         self.text = text
-        self.vocabulary = ordered.vocabulary
-        all_longer = ordered.beginning_with(text)
-        is_longer = np.array([len(self.vocabulary.token_bytes[token]) > len(text) for token in all_longer], np.bool_)
+        self.vocabulary = vocabulary
+        all_longer = np.sort(vocabulary.beginning_with(text)).astype(np.int64)
+        is_longer = np.array([len(vocabulary.token_bytes[token]) > len(text) for token in all_longer], np.bool_)
         self.longer = all_longer[is_longer]
-        self.inner_mask = self._new_mask()
-        set_bits(self.inner_mask, self._inner_tokens(ordered))
-        self.longer_mask = self._new_mask()
-        set_bits(self.longer_mask, self.longer)
+        self.inner_mask = mask_of(self._inner_tokens(), len(vocabulary))
+        self.longer_mask = mask_of(self.longer, len(vocabulary))
 
-    def _new_mask(self) -> Int32Array:
-        return np.zeros(mask_words(len(self.vocabulary)), np.int32)
-
-    def _inner_tokens(self, ordered: _TokenOrder) -> NDArray[np.int64]:
+    def _inner_tokens(self) -> list[int]:
         """Returns the tokens that spell a beginning of the text, or all of it, such that tokens can spell the rest."""
-        text, strings = self.text, self.vocabulary.ids_by_bytes
-        can_be_tokenized = [False] * len(text) + [True]
-        for start in range(len(text) - 1, 0, -1):
-            ends = range(start + 1, len(text) + 1)
-            can_be_tokenized[start] = any(can_be_tokenized[end] and text[start:end] in strings for end in ends)
-        heads = {text[:end] for end in range(1, len(text) + 1) if can_be_tokenized[end]}
-        return np.array(
-            [t for head in heads for t in ordered.beginning_with(head) if self.vocabulary.token_bytes[t] == head],
-            np.int64,
-        )
+        text, vocabulary = self.text, self.vocabulary
+        can_spell = vocabulary.can_spell_from(text)
+        heads = [text[:end] for end in range(1, len(text) + 1) if can_spell[end]]
+        return [t for head in heads for t in vocabulary.beginning_with(head) if vocabulary.token_bytes[t] == head]
 
     def rest(self, token: int) -> bytes:
         """Returns what a longer token spells behind the text."""
@@ -115,7 +80,7 @@ class _Border:
             rests = [(int(token), self.rest(token)) for token in self.longer]
             tried = [token for token, rest in rests if rest.startswith(forced) or forced.startswith(rest)]
             return [token for token in tried if self._accepts(matcher, token)]
-        mask = self._new_mask()
+        mask = np.zeros(mask_words(len(self.vocabulary)), np.int32)
         matcher.fill_mask(mask)
         bits = mask.view(np.uint32)
         known = self._rest_tokens >= 0
@@ -140,10 +105,4 @@ class _Border:
         while count < len(spelled) and matcher.accept(spelled[count]):
             count += 1
         matcher.rollback(count)
-        return count == len(spelled) and sum(len(self.vocabulary.token_bytes[t]) for t in spelled) == len(rest)
-
-
-def set_bits(row: Int32Array, tokens: Sequence[int] | NDArray[np.int64]) -> None:
-    """Sets the bits of `tokens` in a mask."""
-    ids = np.asarray(tokens, np.int64)
-    np.bitwise_or.at(row.view(np.uint32), ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+        return count == len(spelled) and self.vocabulary.text_of(spelled) == rest

@@ -8,12 +8,11 @@ A token may span the border: `",` ends a string and begins the text ",".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from plait.constrained.grammar import Int32Array, Matcher, mask_words
+from plait.constrained.grammar import Int32Array, Matcher, mask_of, mask_words, set_bits
 from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_SPANNED_BYTES = 16  # bytes of the text in a token that spans the border
@@ -38,8 +37,7 @@ class TrailingText:
     def __init__(self, text: str, vocabulary: Vocabulary) -> None:
         self.data = text.encode()
         self.vocabulary = vocabulary
-        self.eos_mask = np.zeros(mask_words(len(vocabulary)), np.int32)  # read-only
-        _set_bits(self.eos_mask, vocabulary.eos_ids)
+        self.eos_mask = mask_of(vocabulary.eos_ids, len(vocabulary))  # read-only
         self._tokenizations: dict[int, list[int]] = {}
         self.tokens = self.tokenization(0)
         self.tokens_at = [self._tokens_at(start) for start in range(len(self.data))]  # that continue it at a byte
@@ -50,7 +48,7 @@ class TrailingText:
         """Returns tokens that spell the text from byte `start` on, as the tokenizer splits it where it can."""
         known = self._tokenizations.get(start)
         if known is None:
-            known = self._tokenizations[start] = _spell(self.data[start:], self.vocabulary)
+            known = self._tokenizations[start] = self.vocabulary.spell(self.data[start:])
         return known
 
     def _tokens_at(self, start: int) -> list[int]:
@@ -167,9 +165,9 @@ class TrailingTextMatcher(Matcher):
             self._inner.fill_mask(row)
             spanning = self._allowed_spanning(row)
             row &= ~trailing_text.eos_mask  # the value may not end without the text
-            _set_bits(row, spanning)
+            set_bits(row, spanning)
         for start in self._text_starts():
-            _set_bits(row, trailing_text.tokens_at[start])
+            set_bits(row, trailing_text.tokens_at[start])
         if self._is_text_complete:
             row |= trailing_text.eos_mask
 
@@ -255,20 +253,3 @@ class TrailingTextMatcher(Matcher):
     @property
     def _has_ended(self) -> bool:
         return self._is_text_complete and (not self._is_open or self._inner.is_accepting)
-
-
-def _spell(data: bytes, vocabulary: Vocabulary) -> list[int]:
-    """Returns tokens that spell exactly `data`: the tokenizer's, or the longest that match if it has no others."""
-    try:
-        tokens = [int(token) for token in vocabulary.encode(data.decode())]
-        if b"".join(vocabulary.token_bytes[token] for token in tokens) == data:
-            return tokens
-    except UnicodeDecodeError:
-        pass  # the text continues inside a character
-    return vocabulary.spell_bytes(data)
-
-
-def _set_bits(mask: Int32Array, tokens: Sequence[int]) -> None:
-    words = mask.view(np.uint32)
-    for token in tokens:
-        words[token // 32] |= np.uint32(1 << (token % 32))

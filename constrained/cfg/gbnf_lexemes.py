@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import product
 
 import numpy as np
@@ -20,7 +20,8 @@ from plait.constrained.cfg.gbnf_parser import Alternatives, CharClass, Node, Rep
 from plait.constrained.cfg.gbnf_patterns import PatternWriter
 from plait.constrained.cfg.gbnf_recursion import EMPTY, NEVER, Rules, one_of, references, regular_rules, sequence
 from plait.constrained.dfa.token_dfa import DfaTooLarge
-from plait.constrained.regex.small_dfa import build_small_dfa
+from plait.constrained.regex.glushkov import Fragment
+from plait.constrained.regex.small_dfa import build_small_dfa, reached_pairs
 from plait.constrained.specs import GrammarError
 from plait.constrained.tokens.byte_trie import Int32Array
 from plait.constrained.tokens.vocabulary import Vocabulary
@@ -43,15 +44,6 @@ class Lexeme:
     nodes: set[Node] = field(default_factory=set)
     tokens: TokenSet | None = None
     follow: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class _Ends:
-    """The lexemes with which a node may begin and end, and whether it matches the empty text."""
-
-    first: frozenset[str] = frozenset()
-    last: frozenset[str] = frozenset()
-    is_optional: bool = False
 
 
 class LexemeGrammar:
@@ -249,38 +241,30 @@ class LexemeGrammar:
 
     def _follow(self) -> frozenset[str]:
         """Finds the lexemes that may follow each one; returns those with which a text may begin."""
-        ends: dict[str, _Ends] = {name: _Ends() for name in self.rules}
+        ends = {name: Fragment[str](is_optional=False) for name in self.rules}
         ends |= {
-            name: _Ends(frozenset({name}), frozenset({name}), lexeme.tokens is None and _is_optional(name))
+            name: Fragment(frozenset({name}), frozenset({name}), lexeme.tokens is None and _is_optional(name))
             for name, lexeme in self.lexemes.items()
         }
 
-        def of(node: Node) -> _Ends:
+        def of(node: Node) -> Fragment[str]:
             match node:
                 case RuleReference():
                     return ends[node.name]
                 case Alternatives():
-                    arms = list(map(of, node.alternatives))
-                    first = frozenset().union(*(arm.first for arm in arms))
-                    last = frozenset().union(*(arm.last for arm in arms))
-                    return _Ends(first, last, any(arm.is_optional for arm in arms))
+                    return Fragment.either(map(of, node.alternatives))
                 case Repeat():
                     inner = of(node.part)
                     whole = joined(inner, inner) if node.high != 1 else inner
-                    return _Ends(whole.first, whole.last, inner.is_optional or node.low == 0)
+                    return whole._replace(is_optional=inner.is_optional or node.low == 0)
                 case Sequence():
-                    whole = _Ends(is_optional=True)
-                    for part in node.parts:
-                        whole = joined(whole, of(part))
-                    return whole
+                    return reduce(joined, map(of, node.parts), Fragment[str]())
             raise AssertionError(node)
 
-        def joined(one: _Ends, two: _Ends) -> _Ends:
+        def joined(one: Fragment[str], two: Fragment[str]) -> Fragment[str]:
             for name in one.last:
                 self.lexemes[name].follow |= two.first
-            first = one.first | two.first if one.is_optional else one.first
-            last = one.last | two.last if two.is_optional else two.last
-            return _Ends(first, last, one.is_optional and two.is_optional)
+            return one.then(two)
 
         while (new := ends | {name: of(node) for name, node in self.rules.items()}) != ends:
             ends = new
@@ -314,17 +298,12 @@ def _compare(one: str, two: str) -> tuple[bool, NDArray[np.bool_]]:
     """Returns whether two patterns share a text, and the bytes with which the second goes on behind a text of the
     first [256]; the empty text does not count."""
     (states, accepting), (others, other_accepting) = _dfa(one), _dfa(two)
-    todo, seen = [(0, 0)], set[tuple[int, int]]()
     share, goes_on = False, np.zeros(256, np.bool_)
-    while todo:
-        row, other_row = (table[at] for table, at in zip((states, others), todo.pop(), strict=True))
-        both = (row >= 0) & (other_row >= 0)
-        for pair in set(zip(row[both].tolist(), other_row[both].tolist(), strict=True)) - seen:
-            seen.add(pair)
-            todo.append(pair)
-            if accepting[pair[0]]:
-                share |= bool(other_accepting[pair[1]])
-                goes_on |= others[pair[1]] >= 0
-        if len(seen) > MAX_PAIRS:
-            return True, np.ones(256, np.bool_)
+    try:
+        for state, other in reached_pairs(states, others, MAX_PAIRS):
+            if accepting[state]:
+                share |= bool(other_accepting[other])
+                goes_on |= others[other] >= 0
+    except DfaTooLarge:
+        return True, np.ones(256, np.bool_)
     return share, goes_on

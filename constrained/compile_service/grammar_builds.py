@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 from plait.constrained.compile_service.worker_messages import TokenDfaArrays, unpack_dfa
 from plait.constrained.compiler import build_grammar
 from plait.constrained.grammar import Grammar
+from plait.constrained.guidance.inner_matcher import warm_up
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
-from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.regex.char_classes import warm_up_classes
 from plait.constrained.specs import GrammarError
 from plait.constrained.tokens.vocabulary import Vocabulary

@@ -13,8 +13,8 @@ from plait.constrained.compiler import build_grammar
 from plait.constrained.dfa.choices import compile_choices
 from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, WalkLimits, build_table_dfa
 from plait.constrained.grammar import Grammar
+from plait.constrained.guidance.inner_matcher import is_warm
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
-from plait.constrained.guidance.llguidance_tokenizer import is_warm
 from plait.constrained.json_schema.schema_compiler import compile_json
 from plait.constrained.json_schema.small_schema import is_small_schema
 from plait.constrained.regex.char_classes import are_classes_warm

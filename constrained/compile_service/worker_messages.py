@@ -1,13 +1,12 @@
 """The messages between a compile pool, its template process and its workers, and their encoding in frames.
 
 They are frames of msgpack on a socket pair (`plait/host/frames.py`). No message holds code or names any.
-What the pool requests of its template has five bytes instead, and the worker's socket where a worker is forked.
+What the pool requests of its template has four bytes instead, and the worker's socket where a worker is forked.
 """
 
 from __future__ import annotations
 
 import socket
-import struct
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -19,9 +18,7 @@ from plait.constrained.specs import Spec
 from plait.host.frames import encode_frame
 
 MAX_FRAME_BYTES = 256 << 20
-FORK = b"f"
-REAP = b"r"
-_LAYOUT = struct.Struct("<cI")
+_PID_BYTES = 4
 
 
 class WorkerInit(msgspec.Struct, frozen=True, tag="hello"):
@@ -108,27 +105,25 @@ def unpack_dfa(arrays: TokenDfaArrays) -> TokenDfa:
 
 
 class ControlRequest(NamedTuple):
-    """`connection`: the socket of the worker to fork; None in other requests. `pid`: the killed worker to reap."""
+    """`pid`: the killed worker to reap, or 0. `connection`: the socket of the worker to fork, or None."""
 
-    kind: bytes
     pid: int
     connection: socket.socket | None
 
 
 def send_fork(control: socket.socket, connection: socket.socket) -> None:
     """Requests a worker that serves `connection`, which the caller may close then. Raises OSError."""
-    socket.send_fds(control, [_LAYOUT.pack(FORK, 0)], [connection.fileno()])
+    socket.send_fds(control, [bytes(_PID_BYTES)], [connection.fileno()])
 
 
 def send_reap(control: socket.socket, pid: int) -> None:
     """Says that a worker was killed, and that its process id may be used again. Raises OSError."""
-    control.send(_LAYOUT.pack(REAP, pid))
+    control.send(pid.to_bytes(_PID_BYTES, "little"))
 
 
 def receive_control(control: socket.socket) -> ControlRequest | None:
     """Waits for the next request; returns None when the socket is closed."""
-    data, fds, _, _ = socket.recv_fds(control, _LAYOUT.size, 1)
-    if len(data) < _LAYOUT.size:
+    data, fds, _, _ = socket.recv_fds(control, _PID_BYTES, 1)
+    if len(data) < _PID_BYTES:
         return None
-    kind, pid = _LAYOUT.unpack(data)
-    return ControlRequest(kind, pid, socket.socket(fileno=fds[0]) if fds else None)
+    return ControlRequest(int.from_bytes(data, "little"), socket.socket(fileno=fds[0]) if fds else None)

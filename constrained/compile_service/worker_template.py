@@ -14,20 +14,18 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Sequence
 
 import msgspec
 
 from plait.constrained.compile_service.worker import run_worker
 from plait.constrained.compile_service.worker_messages import (
     MAX_FRAME_BYTES,
-    REAP,
     WorkerInit,
     WorkerReady,
     encode,
     receive_control,
 )
-from plait.constrained.guidance.llguidance_tokenizer import warm_up
+from plait.constrained.guidance.inner_matcher import warm_up
 from plait.constrained.guidance.unique_items import item_tokens
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.tokens.token_trie import SINGLE_BYTES
@@ -42,7 +40,7 @@ def serve(control: socket.socket, vocabulary: Vocabulary, memory_bytes: int) -> 
     workers, killed = set[int](), set[int]()
     try:
         while (request := receive_control(control)) is not None:
-            if request.kind == REAP and request.pid in workers:
+            if request.pid in workers:
                 killed.add(request.pid)
             for pid in [pid for pid in killed if os.waitpid(pid, os.WNOHANG)[0]]:  # a lowered one takes long to end
                 killed.discard(pid)
@@ -72,8 +70,11 @@ def _fork_worker(control: socket.socket, connection: socket.socket, vocabulary: 
 
 def _load(init: WorkerInit) -> Vocabulary:
     """Builds the vocabulary, its trie and llguidance's tokenizer, and loads the libraries."""
-    token_bytes = tuple(init.token_bytes)
-    vocabulary = Vocabulary(token_bytes, tuple(init.eos_ids), _greedy_encoder(token_bytes), init.control_texts)
+
+    def encode(text: str) -> list[int]:  # it only serves to check that a grammar compiles
+        return vocabulary.spell_bytes(text.encode())
+
+    vocabulary = Vocabulary(tuple(init.token_bytes), tuple(init.eos_ids), encode, init.control_texts)
     len(vocabulary.trie)
     vocabulary.token_tries.get(SINGLE_BYTES)
     to_plain_pattern(r"\w|\d|\s")  # computes these classes
@@ -82,23 +83,6 @@ def _load(init: WorkerInit) -> Vocabulary:
     warm_up(vocabulary, masks_quickly=False)
     gc.freeze()  # the template lives as long as the runtime: collections of the workers skip what it has loaded
     return vocabulary
-
-
-def _greedy_encoder(token_bytes: tuple[bytes, ...]) -> Callable[[str], Sequence[int]]:
-    """Returns an encoder that takes the longest token first; it only serves to check that a grammar compiles."""
-    ids = {token: number for number, token in enumerate(token_bytes) if token}
-    longest = max(map(len, ids), default=0)
-
-    def encode(text: str) -> Sequence[int]:
-        rest, tokens = text.encode(), list[int]()
-        while rest:
-            length = next((n for n in range(longest, 0, -1) if rest[:n] in ids), 0)
-            if length:
-                tokens.append(ids[rest[:length]])
-            rest = rest[length or 1 :]
-        return tokens
-
-    return encode
 
 
 def _return_freed_memory() -> None:

@@ -27,24 +27,6 @@ def compile_choices(spec: Choices, vocabulary: Vocabulary) -> TokenDfa:
     except DfaTooLarge:
         raise GrammarError("the choices are too many or too long to compile") from None
     if table is None or int(table.accepting.sum()) < len(texts):
-        raise GrammarError("the vocabulary cannot spell this choice", _first_unspellable(texts, vocabulary))
+        unspellable = (index for index, text in enumerate(texts) if not vocabulary.can_spell_from(text)[0])
+        raise GrammarError("the vocabulary cannot spell this choice", next(unspellable, None))
     return table
-
-
-def _first_unspellable(texts: list[bytes], vocabulary: Vocabulary) -> int | None:
-    tokens = {vocabulary.token_bytes[i] for i in vocabulary.trie.sorted_entry_ids.tolist()}
-    single = {token[0] for token in tokens if len(token) == 1}
-    longest = max(map(len, tokens), default=0)
-    for index, text in enumerate(texts):
-        if not single.issuperset(text) and not _can_spell(text, tokens, longest):
-            return index
-    return None
-
-
-def _can_spell(text: bytes, tokens: set[bytes], longest: int) -> bool:
-    """Returns whether a sequence of `tokens` concatenates to `text`."""
-    reachable = [True] + [False] * len(text)
-    for end in range(1, len(text) + 1):
-        begins = range(max(0, end - longest), end)
-        reachable[end] = any(reachable[begin] and text[begin:end] in tokens for begin in begins)
-    return reachable[-1]

@@ -76,10 +76,14 @@ class VocabularyDfa:
             after = None if after is None else self.next_state(after, token)
         return after
 
-    def allowed(self, state: int) -> NDArray[np.bool_] | Int32Array:
-        """Returns the tokens that `state` allows, without end tokens: their ids, or whether each is, bool [V]."""
+    def allowed(self, state: int) -> NDArray[np.bool_]:
+        """Returns for each token whether `state` allows it, bool [V]; no end tokens."""
         trie, nodes, _ = self.row(state)
-        return trie.tokens_at(nodes) if trie.has_entry_lists else trie.members(nodes)
+        if not trie.has_entry_lists:
+            return trie.members(nodes)
+        is_allowed = np.zeros(self._width, np.bool_)
+        is_allowed[trie.tokens_at(nodes)] = True
+        return is_allowed
 
     def shortest_completion(self, state: int) -> list[int]:
         """Returns the tokens of a shortest path to an accepting state; of equal ones, the lowest ids.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import llguidance
 import numpy as np
@@ -10,28 +11,22 @@ import numpy as np
 from plait.constrained.grammar import Int32Array, mask_words
 from plait.constrained.tokens.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar
+
 MAX_SKIPPED = 4  # bytes at the start of a known completion that a guess may drop
 
 
 class LlguidanceWalker:
-    """A copy of a matcher after `tokens`, for CompletionSearch. A number does not exceed its digit limit.
+    """A copy of a matcher of a grammar after `tokens`, for CompletionSearch. A number does not exceed its digit limit.
 
-    marks: the tokens of texts that begin and end calls, or parts of calls. named_tokens: those that a grammar names as
-    parts of its texts.
+    named_tokens: those that the grammar names as parts of its texts, where it does not name them in marks.
     """
 
-    def __init__(
-        self,
-        inner: llguidance.LLMatcher,
-        vocabulary: Vocabulary,
-        tokens: Sequence[int],
-        is_at_digit_limit: Callable[[Sequence[int]], bool],
-        marks: Sequence[Sequence[int]] = (),
-        named_tokens: Sequence[int] = (),
-    ) -> None:
-        self.named_tokens = named_tokens
-        self._inner, self._vocabulary, self._marks = inner, vocabulary, marks
-        self._tokens, self._is_at_digit_limit = list(tokens), is_at_digit_limit
+    def __init__(self, grammar: LlguidanceGrammar, inner: llguidance.LLMatcher, tokens: Sequence[int]) -> None:
+        self.named_tokens: Sequence[int] = () if grammar.marks else tuple(grammar.control_texts)
+        self._grammar, self._vocabulary, self._inner = grammar, grammar.vocabulary, inner
+        self._tokens = list(tokens)
 
     @property
     def is_complete(self) -> bool:
@@ -50,7 +45,7 @@ class LlguidanceWalker:
 
         text_token: a token that is allowed within any text; where it still is behind the mark, this did not end it.
         """
-        for mark in self._marks:
+        for mark in self._grammar.marks:
             if self._inner.validate_tokens(list(mark)) == len(mark):
                 after = self._inner.deep_copy()
                 after.consume_tokens(list(mark))
@@ -70,7 +65,7 @@ class LlguidanceWalker:
 
     def _number_may_continue(self) -> bool:
         """Returns whether a number at the end of the text may have another digit."""
-        if not self._is_at_digit_limit(self._tokens):
+        if not self._grammar.is_at_digit_limit(self._tokens):
             return True
         mask = self._library_mask()
         before = mask.copy()
@@ -85,7 +80,7 @@ class LlguidanceWalker:
 
     def _mask(self) -> Int32Array:
         mask = self._library_mask()
-        if self._is_at_digit_limit(self._tokens):
+        if self._grammar.is_at_digit_limit(self._tokens):
             self._vocabulary.number_limiter.forbid_continuation(mask)
         return mask
 
@@ -102,9 +97,7 @@ def remaining_completions(known_completion: list[int], accepted: list[int], voca
     """
     if known_completion[: len(accepted)] == accepted:
         return [known_completion[len(accepted) :]]
-    token_bytes = vocabulary.token_bytes
-    text = b"".join(token_bytes[token] for token in known_completion)
-    accepted_text = b"".join(token_bytes[token] for token in accepted)
+    text, accepted_text = vocabulary.text_of(known_completion), vocabulary.text_of(accepted)
     max_overlap = min(len(text), len(accepted_text))
     overlap = next((n for n in range(max_overlap, 0, -1) if accepted_text.endswith(text[:n])), 0)
     sizes = dict.fromkeys((overlap, max_overlap, *range(min(len(text), MAX_SKIPPED) + 1)))
@@ -120,13 +113,5 @@ def _drop_leading_bytes(known_completion: list[int], size: int, vocabulary: Voca
         data = vocabulary.token_bytes[token]
         num_read += len(data)
         if num_read > size:
-            return [*_encode_fragment(data[size - num_read :], vocabulary), *known_completion[index + 1 :]]
+            return [*vocabulary.spell(data[size - num_read :]), *known_completion[index + 1 :]]
     return []
-
-
-def _encode_fragment(text: bytes, vocabulary: Vocabulary) -> list[int]:
-    """Returns the tokens of a part of a token; [] if it alone is not valid UTF-8."""
-    try:
-        return list(vocabulary.encode(text.decode()))
-    except UnicodeDecodeError:
-        return []

@@ -32,7 +32,7 @@ class LlguidanceSource(msgspec.Struct, frozen=True, tag="llg"):
 
     text: str
     unchecked: tuple[str, ...] = ()  # JSON pointers of the schema keywords that the grammar does not enforce
-    full_check_schemas: tuple[str, ...] = ()  # JSON schemas that the finished text is validated against
+    full_check_schema: str = ""  # a JSON schema that the finished text is validated against, or ""
     segments: tuple[Segment, ...] = ()  # the parts of a structural text, each with its schema
     max_digits: int = 0  # digits of a number in JSON, unless the schema requires more; 0: no bound
     json_delimiters: (
@@ -66,7 +66,7 @@ class LlguidanceGrammar(Grammar):
         self._text = source.text
         self.unchecked = source.unchecked
         self.warnings = source.warnings
-        self._full_check_schemas = source.full_check_schemas
+        self._full_check_schema = source.full_check_schema
         self._segments = source.segments
         self._max_digits = source.max_digits
         delimiters = tuple(JsonDelimiters(begin, end) for begin, end in source.json_delimiters or ())
@@ -104,9 +104,7 @@ class LlguidanceGrammar(Grammar):
     def check(self, text: str) -> str | None:
         if self.unchecked and self._segments:
             return segments_validation_error(self._segments, text)
-        return next(
-            (error for schema in self._full_check_schemas if (error := json_validation_error(schema, text))), None
-        )
+        return json_validation_error(self._full_check_schema, text) if self._full_check_schema else None
 
     def is_at_digit_limit(self, tokens: Sequence[int]) -> bool:
         """Returns whether the text of `tokens` ends in a JSON number that has the maximum number of digits."""

@@ -172,12 +172,7 @@ class LlguidanceMatcher(Matcher):
         return completion
 
     def _new_walker(self) -> LlguidanceWalker:
-        grammar = self._grammar
-        inner = self._inner.deep_copy()
-        named = () if grammar.marks else tuple(grammar.control_texts)
-        return LlguidanceWalker(
-            inner, grammar.vocabulary, self._tokens, grammar.is_at_digit_limit, grammar.marks, named
-        )
+        return LlguidanceWalker(self._grammar, self._inner.deep_copy(), self._tokens)
 
     def _continues_long_number(self, token: int) -> bool:
         """Returns whether the token would continue a number that must end here."""
@@ -193,7 +188,7 @@ class LlguidanceMatcher(Matcher):
         vocabulary = self._grammar.vocabulary
         if not self._grammar.control_texts.keys().isdisjoint(tokens):
             return tokens
-        text = b"".join(vocabulary.token_bytes[token] for token in tokens).decode(errors="replace")
+        text = vocabulary.text_of(tokens).decode(errors="replace")
         retokenized = list(vocabulary.encode(text))
         inner = self._inner.deep_copy()
         if len(retokenized) >= len(tokens) or inner.try_consume_tokens(retokenized) < len(retokenized):
@@ -275,6 +270,4 @@ class UniqueItemsMatcher(LlguidanceMatcher):
         return super()._is_completion(tokens) and not self._items.repeats(tokens)
 
     def _new_walker(self) -> LlguidanceWalker:
-        grammar, inner = self._grammar, self._inner.deep_copy()
-        items, is_at_limit = self._items.copy(), grammar.is_at_digit_limit
-        return UniqueItemsWalker(inner, grammar.vocabulary, self._tokens, is_at_limit, items, grammar.marks)
+        return UniqueItemsWalker(self._grammar, self._inner.deep_copy(), self._tokens, self._items.copy())

@@ -6,13 +6,14 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from plait.constrained.grammar import Int32Array, mask_words
+from plait.constrained.grammar import Int32Array, mask_words, pack_mask
 from plait.constrained.guidance.completion_walker import LlguidanceWalker
 from plait.constrained.guidance.item_tracker import (
     JSON_QUOTE,
@@ -28,6 +29,9 @@ from plait.constrained.guidance.item_tracker import (
 )
 from plait.constrained.guidance.unique_paths import Nodes
 from plait.constrained.tokens.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar
 
 MAX_TRIED_STATES = 32  # in the search for an item that differs from all earlier ones
 MAX_TRIED_TOKENS = 96  # where more tokens are allowed than this, one of them is taken to lead to another item
@@ -50,19 +54,22 @@ class ItemTokens:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        token_bytes, size = list(enumerate(vocabulary.token_bytes)), len(vocabulary)
-        self.quotes = _mask_of([token for token, data in token_bytes if b'"' in data], size)
-        self.ends = _mask_of([token for token, data in token_bytes if _can_end(data)], size)
-        self.spaces = _mask_of([token for token, data in token_bytes if data[:1].isspace()], size)
-        self.repeats = _mask_of([token for token, data in token_bytes if _can_repeat(data)], size)
-        self._token_bytes, self._size = token_bytes, size
+        self._token_bytes = vocabulary.token_bytes
+        self.quotes = self._with(lambda data: b'"' in data)
+        self.ends = self._with(_can_end)
+        self.spaces = self._with(lambda data: data[:1].isspace())
+        self.repeats = self._with(_can_repeat)
         self._with_byte: dict[int, Bits] = {}
-        self._with_quotes = sorted((data, token) for token, data in token_bytes if b'"' in data)
+        self._with_quotes = sorted((data, token) for token, data in enumerate(self._token_bytes) if b'"' in data)
+
+    def _with(self, holds: Callable[[bytes], bool]) -> Bits:
+        """Returns the tokens whose text has a property, as a mask."""
+        return pack_mask(np.array([holds(data) for data in self._token_bytes], np.bool_)).view(np.uint32)
 
     def with_byte(self, byte: int) -> Bits:
         """Returns the tokens that have a byte, as a mask."""
         if byte not in self._with_byte:
-            self._with_byte[byte] = _mask_of([token for token, data in self._token_bytes if byte in data], self._size)
+            self._with_byte[byte] = self._with(lambda data: byte in data)
         return self._with_byte[byte]
 
     def with_quotes(self, beginning: bytes) -> list[int]:
@@ -70,12 +77,6 @@ class ItemTokens:
         first = bisect_left(self._with_quotes, (beginning, -1))
         begin_so = takewhile(lambda item: item[0].startswith(beginning), self._with_quotes[first:])
         return [token for _, token in begin_so]
-
-
-def _mask_of(tokens: Sequence[int], size: int) -> Bits:
-    bits = np.zeros(32 * mask_words(size), np.uint8)
-    bits[tokens] = 1
-    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def _tokens_of(bits: Bits) -> list[int]:
@@ -297,15 +298,9 @@ class UniqueItemsWalker(LlguidanceWalker):
     """A walker that repeats no item where it may not."""
 
     def __init__(
-        self,
-        inner: llguidance.LLMatcher,
-        vocabulary: Vocabulary,
-        tokens: Sequence[int],
-        is_at_digit_limit: Callable[[Sequence[int]], bool],
-        items: UniqueItems,
-        marks: Sequence[Sequence[int]] = (),
+        self, grammar: LlguidanceGrammar, inner: llguidance.LLMatcher, tokens: Sequence[int], items: UniqueItems
     ) -> None:
-        super().__init__(inner, vocabulary, tokens, is_at_digit_limit, marks)
+        super().__init__(grammar, inner, tokens)
         self._items = items
 
     def forced_tokens(self) -> list[int]:

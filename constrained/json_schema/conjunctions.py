@@ -25,8 +25,9 @@ from plait.constrained.json_schema.emptiness import (
 )
 from plait.constrained.json_schema.equal_definitions import merge_equal_definitions
 from plait.constrained.json_schema.rewrite.document import Schema
-from plait.constrained.json_schema.rewrite.patterns import are_disjoint, literal, matches_whole
+from plait.constrained.json_schema.rewrite.patterns.operations import are_disjoint, matches_whole
 from plait.constrained.regex.automaton_writer import MAX_STATES, NO_TEXT
+from plait.constrained.regex.char_classes import write_literal
 from plait.constrained.regex.pattern_algebra import intersect
 from plait.constrained.specs import GrammarError
 
@@ -323,7 +324,7 @@ def _without_names(pattern: str, names: Iterable[str]) -> str:
     if not matching or _num_rests(matching) > MAX_STATES:
         return pattern
     try:
-        return f"^(?:{intersect(pattern[4:-2], '|'.join(map(literal, matching)), negated=True).pattern})$"
+        return f"^(?:{intersect(pattern[4:-2], '|'.join(map(write_literal, matching)), negated=True).pattern})$"
     except GrammarError:
         return pattern
 

@@ -9,7 +9,7 @@ from typing import Any
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.enums import canonical_json
 from plait.constrained.json_schema.rewrite.numbers import BOUNDS, decimal_of, number_range
-from plait.constrained.json_schema.rewrite.patterns import matches_whole
+from plait.constrained.json_schema.rewrite.patterns.operations import matches_whole
 from plait.constrained.json_schema.subschemas import with_inner
 
 MAX_DEPTH = 6

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, TypeAlias
 
-from plait.constrained.json_schema.rewrite import SchemaDocument, rewrite_subschema
 from plait.constrained.json_schema.rewrite.document import (
     SUBSCHEMA_KEYWORDS,
     Schema,
+    SchemaDocument,
     escape_pointer_token,
     inner_schemas,
 )
+from plait.constrained.json_schema.rewrite.rewriter import rewrite_subschema
 from plait.constrained.specs import GrammarError
 
 SEARCH_LIMIT_S = 0.3

@@ -66,22 +66,20 @@ def write_lark(
     separators: tuple[str, str],
     *,
     has_space: bool = False,
-    wide_from: int = WIDE_FROM,
     syntax: ValueSyntax | None = None,
 ) -> list[str] | None:
     """Returns the rules of a Lark grammar of a rewritten schema, or None if it needs none.
 
     with_options: returns a schema that stays JSON, with llguidance's options, as a text. separators: the texts between
     the items of an array or an object, and behind a name. has_space: white space may stand around separators and within
-    brackets. wide_from: the number of optional properties from which an object is wide. syntax: of all values, if it
-    is not that of JSON. Raises NotWritten.
+    brackets. syntax: of all values, if it is not that of JSON. Raises NotWritten.
 
     Each bracket, name, separator and scalar is a lexeme of its own, as in llguidance's JSON Schema: its lexer follows
     only the longest lexeme, so alternatives that begin alike, some of them JSON schemas, must be divided alike.
 
     >>> write_lark({"type": "object", "properties": {"a": {}}}, json.dumps, (",", ":"))
     """
-    writer = _Writer(schema, with_options, separators, has_space, wide_from, syntax)
+    writer = _Writer(schema, with_options, separators, has_space, syntax)
     return writer.rules() if writer.is_needed or syntax else None
 
 
@@ -92,12 +90,11 @@ class _Writer:
         with_options: Callable[[dict[str, Any]], str],
         separators: tuple[str, str],
         has_space: bool,
-        wide_from: int,
         syntax: ValueSyntax | None,
     ) -> None:
         self._definitions: dict[str, Schema] = schema.get("$defs", {})
         self._root: Schema = {name: value for name, value in schema.items() if name != "$defs"}
-        self._with_options, self._wide_from, self._syntax = with_options, wide_from, syntax
+        self._with_options, self._syntax = with_options, syntax
         self._gap = " SPACE? " if has_space else ""
         self._separator, self._colon = (f"{self._gap}{quoted(text)}{self._gap}" for text in separators)
         self._sequences = Sequences(self._separator, self._rule)
@@ -132,7 +129,7 @@ class _Writer:
         return [f"start: {root}", *self._rules]
 
     def _is_wide(self, schema: dict[str, Any]) -> bool:
-        return len(schema.get("properties", ())) - len(schema.get("required", ())) >= self._wide_from
+        return len(schema.get("properties", ())) - len(schema.get("required", ())) >= WIDE_FROM
 
     def _leads(self, schema: Schema) -> bool:
         """Returns whether a schema, or one to which it leads, must be written."""
@@ -280,14 +277,11 @@ class _Writer:
             return self._terminal(simple)
         key = json.dumps(body)
         if key not in self._written:
-            needed, todo = (
-                dict[str, Schema](),
-                {part["$ref"].removeprefix(_PREFIX) for part in parts_of(body) if "$ref" in part},
-            )
+            needed = dict[str, Schema]()
+            todo = {part["$ref"].removeprefix(_PREFIX) for part in parts_of(body) if "$ref" in part}
             while todo:
-                name = todo.pop()
-                needed[name] = self._definitions[name]
-                todo |= self._references[name] - needed.keys()
+                needed |= {name: self._definitions[name] for name in sorted(todo)}
+                todo = set[str]().union(*map(self._references.__getitem__, todo)) - needed.keys()
             whole = {**body, "$defs": needed} if needed else body
             self._written[key] = self._rule(f"%json {self._with_options(whole)}", "v")
         return self._written[key]

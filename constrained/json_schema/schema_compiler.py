@@ -27,9 +27,9 @@ from plait.constrained.json_schema.lark_scalars import (
     with_writable_patterns,
 )
 from plait.constrained.json_schema.lark_writer import NotWritten, write_lark
-from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.base import refusal, without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.json_schema.rewrite.rewriter import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.unique_parts import has_freer_alternatives, separate_unique_items
 from plait.constrained.json_schema.value_syntax import PYTHON, ValueSyntax
 from plait.constrained.specs import Elements, GrammarError, JsonObject, JsonSchema, Keywords, Notation
@@ -142,7 +142,7 @@ def _compile_rewritten(
                 LlguidanceSource(
                     grammar,
                     rewritten.unchecked,
-                    (spec.text,) if rewritten.unchecked else (),
+                    spec.text if rewritten.unchecked else "",
                     max_digits=digit_limit(spec.text),
                     warnings=(*rewritten.warnings, *narrowings),
                     unique_items=json.dumps(unique) if unique else "",

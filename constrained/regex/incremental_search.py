@@ -13,7 +13,15 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from plait.constrained.regex.char_classes import escape_code_point
-from plait.constrained.regex.python_syntax import CATEGORIES, CLASS_FLAGS, MAXREPEAT, ParseItem, parse_regex
+from plait.constrained.regex.glushkov import Fragment, GlushkovBuilder
+from plait.constrained.regex.python_syntax import (
+    CATEGORIES,
+    CLASS_FLAGS,
+    REASONS,
+    ParseItem,
+    parse_regex,
+    syntax_errors,
+)
 from plait.constrained.specs import GrammarError
 
 MAX_SEARCH_BYTES = 1024
@@ -21,16 +29,7 @@ MAX_STATES = 256
 MAX_EDGES = 2048
 CharPredicate: TypeAlias = Callable[[str], object]
 
-_REFUSED = {
-    "AT": "an anchor or a word boundary is not supported: the pattern is searched anywhere in a growing text",
-    "ASSERT": "lookaround is not supported",
-    "ASSERT_NOT": "lookaround is not supported",
-    "FAILURE": "lookaround is not supported",
-    "GROUPREF": "a backreference is not supported",
-    "GROUPREF_EXISTS": "a conditional group is not supported",
-    "ATOMIC_GROUP": "an atomic group is not supported",
-    "POSSESSIVE_REPEAT": "a possessive quantifier is not supported",
-}
+_ANCHOR = "an anchor or a word boundary is not supported: the pattern is searched anywhere in a growing text"
 
 
 class GlushkovAutomaton(NamedTuple):
@@ -59,19 +58,16 @@ def search_automaton(pattern: str) -> GlushkovAutomaton:
     if len(pattern.encode(errors="replace")) > MAX_SEARCH_BYTES:
         raise GrammarError(f"the pattern is longer than {MAX_SEARCH_BYTES} bytes")
     builder = _Builder()
-    try:
+    with syntax_errors():
         tree = parse_regex(pattern)
-        fragment = builder.sequence(list(tree), tree.state.flags)
-    except re.error as error:
-        raise GrammarError(error.msg, error.pos) from None
-    except OverflowError:
-        raise GrammarError("a repeat count is too large") from None
-    except RecursionError:
-        raise GrammarError("the pattern is nested too deeply") from None
+        fragment = builder.sequence(tree, tree.state.flags)
     if fragment.is_optional:
         raise GrammarError("the pattern matches the empty text")
     return GlushkovAutomaton(
-        tuple(builder.accepts), fragment.first, tuple(tuple(sorted(states)) for states in builder.follow), fragment.last
+        tuple(builder.accepts),
+        tuple(sorted(fragment.first)),
+        tuple(tuple(sorted(states)) for states in builder.follow),
+        fragment.last,
     )
 
 
@@ -111,76 +107,27 @@ def _start_of(entry: tuple[int, int]) -> int:
     return entry[1]
 
 
-class _Fragment(NamedTuple):
-    """A part of a pattern: the states it may begin and end with, and whether it may be empty."""
-
-    first: tuple[int, ...] = ()
-    last: frozenset[int] = frozenset()
-    is_optional: bool = True
-
-
-class _Builder:
+class _Builder(GlushkovBuilder):
     """Builds states and edges from the items of a parse tree."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.accepts: list[CharPredicate] = []
-        self.follow: list[set[int]] = []
         self._num_edges = 0
 
-    def sequence(self, items: Sequence[ParseItem], flags: int) -> _Fragment:
-        joined = _Fragment()
-        for op, value in items:
-            joined = self._joined(joined, self._fragment(str(op), value, flags))
-        return joined
-
-    def _fragment(self, op: str, value: Any, flags: int) -> _Fragment:
-        match op:
-            case "LITERAL" | "NOT_LITERAL" | "ANY" | "IN":
-                return self._state(_class(op, value, flags))
-            case "MAX_REPEAT" | "MIN_REPEAT":
-                low, high, items = value
-                return self._repeat(low, high, list(items), flags)
-            case "SUBPATTERN":
-                _, added, removed, items = value
-                return self.sequence(list(items), (flags | added) & ~removed)
-            case "BRANCH":
-                arms = [self.sequence(list(arm), flags) for arm in value[1]]
-                first = tuple(state for arm in arms for state in arm.first)
-                last = frozenset().union(*(arm.last for arm in arms))
-                return _Fragment(first, last, any(arm.is_optional for arm in arms))
-        raise GrammarError(_REFUSED.get(op, f"{op.lower()} is not supported"))
-
-    def _state(self, accepts: CharPredicate) -> _Fragment:
+    def character(self, op: str, value: Any, flags: int) -> Fragment[int]:
+        if op not in ("LITERAL", "NOT_LITERAL", "ANY", "IN"):
+            reason = _ANCHOR if op == "AT" else REASONS.get(op, f"{op.lower()} is not supported")
+            raise GrammarError(reason)
         if len(self.accepts) == MAX_STATES:
             raise GrammarError(f"the pattern has more than {MAX_STATES} characters once its repeats are written out")
-        self.accepts.append(accepts)
-        self.follow.append(set())
-        state = len(self.accepts) - 1
-        return _Fragment((state,), frozenset([state]), False)
+        self.accepts.append(_class(op, value, flags))
+        return self.new_position()
 
-    def _repeat(self, low: int, high: int, items: Sequence[ParseItem], flags: int) -> _Fragment:
-        joined = _Fragment()
-        copies = low if high is MAXREPEAT else high
-        for index in range(max(copies, 1) if high is MAXREPEAT else copies):
-            copy = self.sequence(items, flags)
-            if not copy.first:
-                return copy  # nothing but empty text, however often
-            if high is MAXREPEAT and index >= copies - 1:
-                self._connect(copy.last, copy.first)
-            joined = self._joined(joined, copy._replace(is_optional=copy.is_optional or index >= low))
-        return joined
-
-    def _joined(self, before: _Fragment, after: _Fragment) -> _Fragment:
-        self._connect(before.last, after.first)
-        first = before.first + after.first if before.is_optional else before.first
-        last = before.last | after.last if after.is_optional else after.last
-        return _Fragment(first, last, before.is_optional and after.is_optional)
-
-    def _connect(self, last: frozenset[int], first: tuple[int, ...]) -> None:
-        for state in last:
-            known = len(self.follow[state])
-            self.follow[state].update(first)
-            self._num_edges += len(self.follow[state]) - known
+    def connect(self, last: frozenset[int], first: frozenset[int]) -> None:
+        known = sum(len(self.follow[state]) for state in last)
+        super().connect(last, first)
+        self._num_edges += sum(len(self.follow[state]) for state in last) - known
         if self._num_edges > MAX_EDGES:
             raise GrammarError(f"the automaton of the pattern has more than {MAX_EDGES} edges")
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from plait.constrained.regex.automaton_writer import minimized, write_automaton
-from plait.constrained.regex.char_classes import MAX_CHARACTER, Ranges, merge_ranges, named_ranges
+from plait.constrained.regex.char_classes import Ranges, merge_ranges, named_ranges
 from plait.constrained.regex.python_syntax import CLASS_FLAGS, MAXREPEAT, ParseItem, PlainPattern, PlainPatternWriter
+from plait.constrained.regex.utf8_rows import split_classes
 from plait.constrained.specs import GrammarError
 
 MAX_STATES = 1_000
@@ -98,7 +98,8 @@ class _Builder:
         self._in_negative, self._has_boundary = 0, False
         self._collect(items)
         words = [self._word, ((0, MAX_ASCII),)] if self._has_boundary else []
-        self._classes = _partition([*self._sets, *words])
+        every = merge_ranges([], negated=True)
+        self._classes = [ranges for ranges, _ in split_classes([every, *self._sets, *words])]
         self._every = frozenset(range(len(self._classes)))
         self._lookbehinds: list[Sequence] = []
         self.any_text = Node("repeat", ((Node("chars", chars=self._every),),))
@@ -373,16 +374,6 @@ def _minimal(conjunctions: set[Conjunction]) -> State:
         if not any(other <= conjunction for other in kept):
             kept.append(conjunction)
     return frozenset(kept)
-
-
-def _partition(sets: list[Ranges]) -> list[Ranges]:
-    """Returns classes of characters: two characters are in one class if each set contains both or neither."""
-    edges = {0, MAX_CHARACTER + 1, *(edge for ranges in sets for low, high in ranges for edge in (low, high + 1))}
-    groups: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
-    for low, after in pairwise(sorted(edges)):
-        if not 0xD800 <= low <= 0xDFFF:
-            groups.setdefault(tuple(_contains(ranges, low) for ranges in sets), []).append((low, after - 1))
-    return [merge_ranges(spans, negated=False) for spans in groups.values()]
 
 
 def _contains(ranges: Ranges, code: int) -> bool:

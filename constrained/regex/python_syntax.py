@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ from plait.constrained.regex.char_classes import (
     merge_ranges,
     named_ranges,
     write_class,
+    write_literal,
 )
 from plait.constrained.specs import GrammarError
 
@@ -56,8 +58,9 @@ _REFUSED = {
     "AT_BEGINNING_STRING": (r"\A is supported at the start of the pattern only", "escape", "A"),
     "AT_END_STRING": (r"\Z is supported at the end of the pattern only", "escape", "Z"),
 }
+REASONS = {op: reason for op, (reason, _, _) in _REFUSED.items()}
 ASSERTION_REASONS = frozenset(
-    reason for op, (reason, _, _) in _REFUSED.items() if op == "FAILURE" or op.startswith(("ASSERT", "AT_"))
+    reason for op, reason in REASONS.items() if op == "FAILURE" or op.startswith(("ASSERT", "AT_"))
 )
 """The reasons of refusals of assertions, which lookaround_automaton.py writes out."""
 
@@ -87,9 +90,16 @@ def to_plain_pattern(pattern: str, writer: type[PlainPatternWriter] | None = Non
     >>> to_plain_pattern("^ab?$").pattern
     'a(?:b){0,1}'
     """
-    try:
+    with syntax_errors():
         tree = parse_regex(pattern)
         return (writer or PlainPatternWriter)(pattern).sequence(list(tree), tree.state.flags, True, True)
+
+
+@contextmanager
+def syntax_errors() -> Iterator[None]:
+    """Raises GrammarError for what `re` refuses, with the position, and for what is too large to be read."""
+    try:
+        yield
     except re.error as error:
         raise GrammarError(error.msg, error.pos) from None
     except OverflowError:
@@ -109,10 +119,8 @@ def check_regex(pattern: str) -> None:
     """Raises GrammarError for what `re` refuses only as it compiles: lookbehind without a fixed width."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
+        with syntax_errors():
             re.compile(pattern)
-        except re.error as error:
-            raise GrammarError(error.msg, error.pos) from None
 
 
 class PlainPatternWriter:
@@ -170,9 +178,7 @@ class PlainPatternWriter:
                 where = self._pattern.find(chr(value))
                 raise GrammarError(f"U+{value:04X} cannot occur in a text", where if where >= 0 else None)
             text = chr(value)
-            return PlainPattern(
-                text if text.isascii() and text.isalnum() else escape_code_point(value), 1, len(text.encode())
-            )
+            return PlainPattern(write_literal(text), 1, len(text.encode()))
         ranges = self.character_ranges(op, value, flags)
         return PlainPattern(write_class(ranges), 1, 1 + len(ranges) / 4)
 

@@ -8,7 +8,7 @@ outlines-core.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from plait.constrained.dfa.token_dfa import DfaTooLarge
 from plait.constrained.regex.char_classes import Ranges
-from plait.constrained.regex.python_syntax import MAXREPEAT, ParseItem, parse_regex
+from plait.constrained.regex.glushkov import Fragment, GlushkovBuilder
+from plait.constrained.regex.python_syntax import ParseItem, parse_regex
 from plait.constrained.regex.utf8_rows import split_classes, utf8_rows
 from plait.constrained.tokens.byte_trie import Int32Array
 
@@ -24,14 +25,6 @@ MAX_POSITIONS = 512
 MAX_WORK = 20_000  # pairs of a state and one of its positions or of eight bytes, rows of bytes; about 1 us each
 RANGE_WORK = 3  # for each range of characters beyond ASCII, once for each set of classes
 _START = -1
-
-
-class _Fragment(NamedTuple):
-    """A part of the pattern: the positions with which it can begin and end, and whether it matches the empty text."""
-
-    first: frozenset[int] = frozenset()
-    last: frozenset[int] = frozenset()
-    is_optional: bool = True
 
 
 def build_small_dfa(plain: str, max_work: int = MAX_WORK) -> tuple[Int32Array, int, NDArray[np.bool_]]:
@@ -51,78 +44,43 @@ def build_small_dfa(plain: str, max_work: int = MAX_WORK) -> tuple[Int32Array, i
     return _Determinizer(builder, whole, max_work).build()
 
 
-class _Builder:
-    """The positions so far: the ASCII characters and the ranges beyond them that each one accepts, and the positions
-    that may follow it."""
+def reached_pairs(rows: Int32Array, others: Int32Array, max_pairs: int) -> Iterator[tuple[int, int]]:
+    """Yields the states, other than both starts, that one text reaches in two automata, given by their next states.
+
+    Raises DfaTooLarge once there are more than `max_pairs`.
+
+    >>> states, _, _ = build_small_dfa("ab")
+    >>> list(reached_pairs(states, states, 9))
+    [(1, 1), (2, 2)]
+    """
+    seen, todo = set[tuple[int, int]](), [(0, 0)]
+    while todo:
+        at, other = todo.pop()
+        row, other_row = rows[at], others[other]
+        both = (row >= 0) & (other_row >= 0)
+        new = set(zip(row[both].tolist(), other_row[both].tolist(), strict=True)) - seen
+        seen |= new
+        if len(seen) > max_pairs:
+            raise DfaTooLarge
+        todo += new
+        yield from new
+
+
+class _Builder(GlushkovBuilder):
+    """`accepts` and `accepts_beyond`: the ASCII characters and the ranges beyond them that each position accepts."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.accepts: list[frozenset[int]] = []
         self.accepts_beyond: list[Ranges] = []
-        self.follow: list[set[int]] = []
 
-    def sequence(self, items: Iterable[ParseItem]) -> _Fragment:
-        fragment = _Fragment()
-        for op, value in items:
-            fragment = self._concat(fragment, self._item(str(op), value))
-        return fragment
-
-    def _item(self, op: str, value: Any) -> _Fragment:
-        match op:
-            case "LITERAL":
-                return self._position([(value, value)])
-            case "IN":
-                return self._position(_members(value))
-            case "SUBPATTERN":
-                return self.sequence(value[3])
-            case "BRANCH":
-                arms = [self.sequence(arm) for arm in value[1]]
-                return _Fragment(
-                    frozenset().union(*(arm.first for arm in arms)),
-                    frozenset().union(*(arm.last for arm in arms)),
-                    any(arm.is_optional for arm in arms),
-                )
-            case "MAX_REPEAT":
-                return self._repeat(*value)
-        raise DfaTooLarge
-
-    def _position(self, accepted: list[tuple[int, int]]) -> _Fragment:
-        if len(self.accepts) >= MAX_POSITIONS:
+    def character(self, op: str, value: Any, flags: int) -> Fragment[int]:
+        if op not in ("LITERAL", "IN") or len(self.accepts) >= MAX_POSITIONS:
             raise DfaTooLarge
+        accepted = [(value, value)] if op == "LITERAL" else _members(value)
         self.accepts.append(frozenset(char for low, high in accepted for char in range(low, min(high + 1, 0x80))))
         self.accepts_beyond.append(tuple((max(low, 0x80), high) for low, high in accepted if high >= 0x80))
-        self.follow.append(set())
-        here = frozenset((len(self.accepts) - 1,))
-        return _Fragment(here, here, False)
-
-    def _concat(self, one: _Fragment, other: _Fragment) -> _Fragment:
-        for position in one.last:
-            self.follow[position] |= other.first
-        return _Fragment(
-            one.first | other.first if one.is_optional else one.first,
-            one.last | other.last if other.is_optional else other.last,
-            one.is_optional and other.is_optional,
-        )
-
-    def _repeat(self, low: int, high: Any, items: list[ParseItem]) -> _Fragment:
-        if high is MAXREPEAT:
-            tail = self.sequence(items)
-            for position in tail.last:
-                self.follow[position] |= tail.first
-            tail = tail._replace(is_optional=tail.is_optional or low == 0)
-            num_before = max(0, low - 1)
-        else:  # x{0,3} is (x(x(x)?)?)?, whose positions have few successors
-            tail = _Fragment()
-            if high - low > MAX_POSITIONS:
-                raise DfaTooLarge
-            for _ in range(high - low):
-                tail = self._concat(self.sequence(items), tail)._replace(is_optional=True)
-            num_before = low
-        if num_before > MAX_POSITIONS:
-            raise DfaTooLarge
-        before = _Fragment()
-        for _ in range(num_before):
-            before = self._concat(before, self.sequence(items))
-        return self._concat(before, tail)
+        return self.new_position()
 
 
 def _members(members: list[ParseItem]) -> list[tuple[int, int]]:
@@ -144,7 +102,7 @@ class _EncodedClasses(NamedTuple):
 class _Determinizer:
     """Makes the states of one pattern: sets of positions, and between them the rows for the bytes of a character."""
 
-    def __init__(self, builder: _Builder, whole: _Fragment, max_work: int) -> None:
+    def __init__(self, builder: _Builder, whole: Fragment[int], max_work: int) -> None:
         self._builder, self._whole = builder, whole
         self._work_left = max_work
         self._todo = [frozenset((_START,))]

@@ -15,8 +15,7 @@ from plait.constrained.specs.call_contents import (
     Notation,
     PythonForm,
 )
-from plait.constrained.specs.checks import SchemaSource
-from plait.constrained.specs.errors import CompileQueueFull, GrammarError
+from plait.constrained.specs.checks import CompileQueueFull, GrammarError, SchemaSource
 from plait.constrained.specs.reasoning import MAX_REASONING_TOKENS, Reasoning, ValueSpec
 from plait.constrained.specs.structural import ID_PLACE, MAX_NUMBERED, Structural
 from plait.constrained.specs.trigger import Content, Trigger

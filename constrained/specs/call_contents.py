@@ -6,8 +6,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from plait.constrained.specs.checks import SchemaSource, check_style, check_tags, schema_text
-from plait.constrained.specs.errors import GrammarError
+from plait.constrained.specs.checks import GrammarError, SchemaSource, check_style, check_tags, schema_text
 from plait.constrained.specs.values import Lark, Regex
 
 NAME_PLACE = "{name}"
@@ -46,7 +45,7 @@ class Elements(msgspec.Struct, frozen=True, tag="elements"):
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "schema", schema_text(self.schema))
-        check_style(self)
+        check_style(self.whitespace, self.compact)
         check_tags(self, ("open", "close"), ("separator",))
         if self.python not in PYTHON_FORMS:
             raise GrammarError(f"python must be one of {', '.join(map(repr, PYTHON_FORMS))}")
@@ -74,7 +73,7 @@ class Keywords(msgspec.Struct, frozen=True, tag="keywords"):
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "schema", schema_text(self.schema))
-        check_style(self)
+        check_style(self.whitespace, self.compact)
 
 
 class JsonString(msgspec.Struct, frozen=True, tag="json_string"):

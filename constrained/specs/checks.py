@@ -1,14 +1,37 @@
-"""Checks that several forms of constraint share, with their limits."""
+"""Why a constraint cannot be used, and the checks that several forms of constraint share, with their limits."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from plait.constrained.specs.errors import GrammarError
+
+class GrammarError(ValueError):
+    """Raised for a constraint that cannot be used. `reason` says why, `where` says at which place (None: unknown).
+
+    `where` is a character index into a pattern, the index of an item, or the JSON pointer of a keyword (RFC 6901, ""
+    for the whole schema).
+
+    >>> GrammarError("unterminated character set", where=3).where
+    3
+    """
+
+    def __init__(self, reason: str, where: int | str | None = None) -> None:
+        super().__init__(f"{reason} (at {where})" if where or where == 0 else reason)
+        self.reason = reason
+        self.where = where
+
+
+class CompileQueueFull(GrammarError):
+    """Raised for a constraint that was not compiled, because too many others wait, no compiler process started, or
+    the machine was too busy to compile it in time.
+
+    It may be valid; try again later.
+    """
+
 
 MAX_SCHEMA_BYTES = 1 << 20
 MAX_SCHEMAS = 1024
@@ -23,16 +46,6 @@ else:
     SchemaSource = SchemaMap = str  # what `__post_init__` stores and messages carry
 
 
-class WithStyle(Protocol):
-    """A spec of JSON that says which white space it has."""
-
-    @property
-    def whitespace(self) -> bool: ...
-
-    @property
-    def compact(self) -> bool: ...
-
-
 def utf8_length(text: object, what: str, where: int | None) -> int:
     """Returns the number of bytes of a text. Raises GrammarError if it is none, or has no UTF-8."""
     if not isinstance(text, str):
@@ -44,9 +57,9 @@ def utf8_length(text: object, what: str, where: int | None) -> int:
         raise GrammarError(f"{what} contains a lone surrogate", place) from None
 
 
-def check_style(spec: WithStyle) -> None:
-    """Raises GrammarError for a style that contradicts itself."""
-    if spec.whitespace and spec.compact:
+def check_style(whitespace: bool, compact: bool) -> None:
+    """Raises GrammarError for a style of JSON that contradicts itself."""
+    if whitespace and compact:
         raise GrammarError("whitespace and compact contradict each other")
 
 

@@ -6,8 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from plait.constrained.specs.checks import MAX_TAG_BYTES, utf8_length
-from plait.constrained.specs.errors import GrammarError
+from plait.constrained.specs.checks import MAX_TAG_BYTES, GrammarError, utf8_length
 from plait.constrained.specs.structural import ControlTokens, Structural
 from plait.constrained.specs.trigger import checked_control_tokens
 from plait.constrained.specs.values import Choices, Ebnf, JsonObject, JsonSchema, Lark, Regex

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from plait.constrained.specs.checks import check_style, check_tags
-from plait.constrained.specs.errors import GrammarError
+from plait.constrained.specs.checks import GrammarError, check_style, check_tags
 from plait.constrained.specs.trigger import (
     MAX_CONTROL_TOKENS,
     MAX_TRIGGERS,
@@ -91,7 +90,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     first_number: int | None = None
 
     def __post_init__(self) -> None:
-        check_style(self)
+        check_style(self.whitespace, self.compact)
         check_tags(self, (), ("begin", "separator", "end", "call_id", "otherwise_begin"))
         msgspec.structs.force_setattr(self, "control_tokens", checked_control_tokens(self.control_tokens))
         if not {*self.free_tokens} <= dict(self.control_tokens).keys():

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from plait.constrained.specs.call_contents import Elements, JsonString, Keywords, Notation
-from plait.constrained.specs.checks import MAX_TAG_BYTES, SchemaSource, schema_text, utf8_length
-from plait.constrained.specs.errors import GrammarError
+from plait.constrained.specs.checks import MAX_TAG_BYTES, GrammarError, SchemaSource, schema_text, utf8_length
 from plait.constrained.specs.values import JsonObject, JsonSchema, Lark, Regex
 
 MAX_TRIGGERS = 128

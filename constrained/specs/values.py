@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from plait.constrained.specs.checks import (
+    GrammarError,
     SchemaMap,
     SchemaSource,
     check_grammar,
@@ -16,7 +17,6 @@ from plait.constrained.specs.checks import (
     schemas_text,
     utf8_length,
 )
-from plait.constrained.specs.errors import GrammarError
 
 MAX_PATTERN_BYTES = 64 << 10
 MAX_CHOICES = 10_000
@@ -99,7 +99,7 @@ class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
         for name in ("whitespace", "lenient", "annotations", "compact", "strict_formats"):
             if not isinstance(getattr(self, name), bool):
                 raise GrammarError(f"{name} must be True or False")
-        check_style(self)
+        check_style(self.whitespace, self.compact)
 
     @property
     def text(self) -> str:
@@ -119,7 +119,7 @@ class JsonObject(msgspec.Struct, frozen=True, tag="json_object"):
     compact: bool = False
 
     def __post_init__(self) -> None:
-        check_style(self)
+        check_style(self.whitespace, self.compact)
 
 
 class Lark(msgspec.Struct, frozen=True, tag="lark"):

@@ -18,7 +18,7 @@ from llguidance import regex_to_lark
 
 from plait.constrained.cfg.lark_depth import references_of
 from plait.constrained.json_schema.lark_scalars import quoted
-from plait.constrained.regex.char_classes import Ranges, escape_code_point, merge_ranges, write_class
+from plait.constrained.regex.char_classes import Ranges, escape_code_point, merge_ranges, write_class, write_literal
 from plait.constrained.regex.python_syntax import PlainPattern, PlainPatternWriter, to_plain_pattern
 from plait.constrained.specs import GrammarError
 
@@ -104,7 +104,7 @@ class _JsonStringWriter(PlainPatternWriter):
     def _one_character(self, op: str, value: Any, flags: int) -> PlainPattern:
         plain = super()._one_character(op, value, flags)  # refuses what no text has
         if op == "LITERAL" and not flags & re.IGNORECASE:
-            return plain if value not in _ESCAPED else PlainPattern(_literal(_ESCAPED[value]), 2, 2.0)
+            return plain if value not in _ESCAPED else PlainPattern(write_literal(_ESCAPED[value]), 2, 2.0)
         return PlainPattern(f"(?:{_in_json(self.character_ranges(op, value, flags))})", plain.length, plain.weight + 4)
 
 
@@ -121,19 +121,15 @@ def _in_json(ranges: Ranges) -> str:
     options = [write_class(merge_ranges([span for span in plain if span[0] <= span[1]], negated=False))]
     escapes = [_ESCAPED[code] for code in sorted(codes)]
     if short := [escape[1] for escape in escapes if not escape.startswith(_CONTROL_PREFIX)]:
-        options.append(_literal("\\") + _class_of(short))
+        options.append(write_literal("\\") + _class_of(short))
     for digit in "01":
         if last := [escape[-1] for escape in escapes if escape.startswith(_CONTROL_PREFIX + digit)]:
-            options.append(_literal(_CONTROL_PREFIX + digit) + _class_of(last))
+            options.append(write_literal(_CONTROL_PREFIX + digit) + _class_of(last))
     return "|".join(options)
 
 
 def _class_of(characters: list[str]) -> str:
     return write_class(merge_ranges([(ord(c), ord(c)) for c in characters], negated=False))
-
-
-def _literal(text: str) -> str:
-    return "".join(c if c.isascii() and c.isalnum() else escape_code_point(ord(c)) for c in text)
 
 
 def _rewritten(token: re.Match[str], terminals: dict[str, str]) -> str:

@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.constrained.grammar import pack_mask
 from plait.constrained.tokens.byte_trie import flatten
 from plait.constrained.tokens.json_scanner import ALL_JSON, JsonRegions, ends_in_string
 
@@ -36,8 +37,8 @@ class NumberLimiter:
         has_text = lengths > 0
         heads[has_text], tails[has_text] = text[offsets[has_text]], text[(offsets + lengths)[has_text] - 1]
         self._continues = np.isin(heads, np.frombuffer(_DIGITS + b".eE", np.uint8))
-        self._non_number_mask = _pack_bits(~self._continues)  # int32 [ceil(V/32)]
-        self._quote_mask = _pack_bits(heads == ord('"'))
+        self._non_number_mask = pack_mask(~self._continues)  # int32 [ceil(V/32)]
+        self._quote_mask = pack_mask(heads == ord('"'))
         self._ends_in_digit = np.isin(tails, np.frombuffer(_DIGITS, np.uint8)).tobytes()
 
     def continues_number(self, token: int) -> bool:
@@ -100,11 +101,3 @@ def digit_limit(schema: str) -> int:
         shift = int(exponent or 0)
         max_digits = max(max_digits, len(integer) + max(shift, 0) + max(len(fraction) - shift, 0))
     return min(max_digits, _MAX_LITERAL_DIGITS)
-
-
-def _pack_bits(flags: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Packs flags into bits, int32 [ceil(V/32)]."""
-    words = np.zeros(4 * ((len(flags) + 31) // 32), np.uint8)
-    bits = np.packbits(flags, bitorder="little")
-    words[: len(bits)] = bits
-    return words.view(np.int32)

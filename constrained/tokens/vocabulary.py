@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -157,6 +158,46 @@ class Vocabulary:
             tokens.append(self.ids_by_bytes[data[start:end]])
             start = end
         return tokens
+
+    def spell(self, data: bytes) -> list[int]:
+        """Returns tokens that spell `data`: the tokenizer's, or the longest that match where it has no others.
+
+        >>> Vocabulary((b"", b"a", b"ab"), (0,), lambda text: [1] * len(text)).spell(b"aab")
+        [1, 2]
+        """
+        try:
+            tokens = list(self.encode(data.decode()))
+        except UnicodeDecodeError:  # it begins or ends inside a character
+            return self.spell_bytes(data)
+        return tokens if self.text_of(tokens) == data else self.spell_bytes(data)
+
+    def text_of(self, tokens: Iterable[int]) -> bytes:
+        """Returns what some tokens add to a text."""
+        return b"".join(map(self.token_bytes.__getitem__, tokens))
+
+    def can_spell_from(self, data: bytes) -> list[bool]:
+        """Returns for each place in `data`, and for its end, whether tokens spell exactly what stands from there on.
+
+        >>> Vocabulary((b"", b"a", b"ab"), (0,), lambda text: []).can_spell_from(b"bab")
+        [False, True, False, True]
+        """
+        known, longest = self.ids_by_bytes, self.max_token_bytes
+        can_spell = [False] * len(data) + [True]
+        for begin in range(len(data) - 1, -1, -1):
+            ends = range(begin + 1, min(begin + longest, len(data)) + 1)
+            can_spell[begin] = any(can_spell[end] and data[begin:end] in known for end in ends)
+        return can_spell
+
+    def beginning_with(self, text: bytes) -> NDArray[np.int32]:
+        """Returns the tokens that begin with `text`, in byte order; no end tokens.
+
+        >>> Vocabulary((b"", b"ab", b"b", b"a"), (0,), lambda text: []).beginning_with(b"a").tolist()
+        [3, 1]
+        """
+        order, strings = self.trie.sorted_entry_ids, self.token_bytes
+        first = bisect_left(order, text, key=lambda token: strings[token])
+        end = bisect_right(order, text, lo=first, key=lambda token: strings[token][: len(text)])
+        return order[first:end]
 
     @cached_property
     def completion_search(self) -> CompletionSearch:

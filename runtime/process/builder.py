@@ -9,7 +9,6 @@ from pathlib import Path
 from plait.constrained import CompilePool
 from plait.constrained.compile_service.grammar_builds import warm_up_pieces
 from plait.constrained.spec_file import SpecFile
-from plait.host.private_file import open_private
 from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
 from plait.runtime.errors import PlaitError
 from plait.runtime.executor.host_machine import trim_heap
@@ -59,7 +58,7 @@ def build_engine_loop(
         start_eagerly=False,
         in_place=True,
         tenant_weights=config.tenant_weights,
-        spec_file=SpecFile(Path(config.constraint_file), open_private) if config.constraint_file else None,
+        spec_file=SpecFile(Path(config.constraint_file)) if config.constraint_file else None,
     )
     if config.warm_constraints:
         compiler.builds.warm_up()  # what was not built beside the weights

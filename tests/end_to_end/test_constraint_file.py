@@ -8,7 +8,6 @@ import pytest
 
 from plait.constrained import JsonSchema, Regex
 from plait.constrained.spec_file import SpecFile
-from plait.host.private_file import open_private
 from plait.runtime.errors import InputError
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.sampling_params import sampling_params
@@ -24,10 +23,10 @@ def test_constraints_outlive_the_runtime(tmp_path: Path) -> None:
             session.append("Is it?")
             session.generate(sampling_params(max_tokens=1), spec).result()
             session.close()
-    assert set(SpecFile(path, open_private).read()) == set(SPECS)
+    assert set(SpecFile(path).read()) == set(SPECS)
     with Runtime(constraint_file=path):
         pass  # it ends before it has compiled them, and keeps them nevertheless
-    assert set(SpecFile(path, open_private).read()) == set(SPECS)
+    assert set(SpecFile(path).read()) == set(SPECS)
 
 
 def test_a_file_in_no_folder_is_refused(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
 from plait.constrained.json_schema.rewrite.numbers import number_range
-from plait.constrained.json_schema.rewrite.patterns import are_disjoint as are_patterns_disjoint
-from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_patterns, is_narrowed, literal, matches
+from plait.constrained.json_schema.rewrite.patterns.conversion import ecma_to_plain_patterns
+from plait.constrained.json_schema.rewrite.patterns.operations import are_disjoint as are_patterns_disjoint
+from plait.constrained.json_schema.rewrite.patterns.operations import is_narrowed, matches
+from plait.constrained.regex.char_classes import write_literal
 from plait.constrained.specs import GrammarError
 
 KINDS = frozenset(("null", "boolean", "object", "array", "string", "integer", "fraction"))
@@ -242,7 +244,7 @@ def _plain_patterns(parts: list[dict[str, Any]]) -> Iterator[str]:
                 continue
         listed = [part["const"]] if "const" in part else part.get("enum", [])
         if listed and len(listed) <= _MAX_VALIDATED_VALUES and all(isinstance(text, str) for text in listed):
-            yield "|".join(literal(text) for text in listed)
+            yield "|".join(map(write_literal, listed))
 
 
 def _are_items_disjoint(a: list[dict[str, Any]], b: list[dict[str, Any]], document: SchemaDocument, depth: int) -> bool:

@@ -10,7 +10,7 @@ from plait.constrained.json_schema.rewrite.analysis import allowed_kinds, conjun
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.enums import canonical_json
-from plait.constrained.json_schema.rewrite.negation import subtract
+from plait.constrained.json_schema.rewrite.negation.complement import subtract
 
 MAX_ARRANGEMENTS = 400
 MAX_PLACES = 16

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 import jsonschema_rs
 
 from plait.constrained.json_schema.rewrite.references.dynamic_scopes import (
+    StaticCopier,
     has_dynamic_references,
-    with_static_references,
 )
 from plait.constrained.json_schema.rewrite.references.reachable import without_unreachable
 from plait.constrained.json_schema.rewrite.references.resources import (
@@ -92,7 +92,7 @@ class SchemaDocument:
             if has_dynamic_references(parts):
                 again = _read(text, is_whole=resources is not None)
                 assert isinstance(again, dict), "it was an object before"
-                static = with_static_references(again, self._parts(again)[0], self.draft, self._resources)
+                static = StaticCopier(again, self._parts(again)[0], self.draft, self._resources).copy_root()
                 parts = list(subschemas(static, ""))
                 parts += self._referred_to(static, parts)
                 self.schema = static

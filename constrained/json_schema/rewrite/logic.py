@@ -13,8 +13,9 @@ from plait.constrained.json_schema.rewrite.analysis import (
 )
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
-from plait.constrained.json_schema.rewrite.negation import negate, negate_pattern, subtract
-from plait.constrained.json_schema.rewrite.patterns import is_narrowed
+from plait.constrained.json_schema.rewrite.negation.complement import negate, subtract
+from plait.constrained.json_schema.rewrite.negation.simple_keywords import negate_pattern
+from plait.constrained.json_schema.rewrite.patterns.operations import is_narrowed
 
 MAX_BRANCHES = 64
 MAX_EXCLUDED = 6

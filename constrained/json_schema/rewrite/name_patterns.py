@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from plait.constrained.json_schema.rewrite.base import SchemaObject, without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
-from plait.constrained.json_schema.rewrite.patterns import (
-    ANY,
-    ecma_to_plain_pattern,
-    finite_texts,
-    is_narrowed,
-    matches,
-)
+from plait.constrained.json_schema.rewrite.patterns.conversion import ANY, ecma_to_plain_pattern
+from plait.constrained.json_schema.rewrite.patterns.operations import finite_texts, is_narrowed, matches
 from plait.constrained.regex.automaton_writer import NO_TEXT
 from plait.constrained.regex.char_classes import merge_ranges, write_class
 from plait.constrained.regex.pattern_algebra import intersect

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
 from plait.constrained.json_schema.rewrite.document import SchemaDocument
-from plait.constrained.json_schema.rewrite.patterns import matches
+from plait.constrained.json_schema.rewrite.patterns.operations import matches
 
 MAX_DEPENDENT = 12
 MAX_SUBSETS = 64

@@ -10,15 +10,10 @@ from plait.constrained.json_schema.rewrite.base import SchemaObject, Unsupported
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.formats import FORMATS
 from plait.constrained.json_schema.rewrite.keywords import ANNOTATIONS, ASSERTIONS
-from plait.constrained.json_schema.rewrite.patterns import (
-    ANY,
-    ecma_to_plain_pattern,
-    finite_texts,
-    is_narrowed,
-    literal,
-    matches,
-)
+from plait.constrained.json_schema.rewrite.patterns.conversion import ANY, ecma_to_plain_pattern
+from plait.constrained.json_schema.rewrite.patterns.operations import finite_texts, is_narrowed, matches, to_ecma
 from plait.constrained.regex.automaton_writer import NO_TEXT
+from plait.constrained.regex.char_classes import write_literal
 from plait.constrained.regex.pattern_algebra import intersect
 from plait.constrained.specs import GrammarError
 
@@ -60,23 +55,23 @@ def property_names(schema: SchemaObject, document: SchemaDocument) -> SchemaObje
             if is_narrowed(pattern):
                 raise GrammarError("a pattern without complement beside it is not supported")
             plain = ecma_to_plain_pattern(pattern).pattern
-            narrowed = _whole_ecma(intersect(allowed, plain).pattern)
+            narrowed = to_ecma(intersect(allowed, plain).pattern)
             patterns[narrowed] = inner
             for name, own in listed.items():
                 if own is not False and matches(pattern, name) and not matches(narrowed, name):
                     listed[name] = {"allOf": [own, inner]}
             others = intersect(others, plain, negated=True).pattern
-        is_listed = any(inner is not False and matches(_whole_ecma(others), name) for name, inner in listed.items())
+        is_listed = any(inner is not False and matches(to_ecma(others), name) for name, inner in listed.items())
         if additional is not True and is_listed:
             allowed = "|".join(_name_arms(names, document, {})) or NO_TEXT
             others = intersect(f"{ANY}*", allowed, negated=True).pattern
     except GrammarError as error:
         raise UnsupportedKeywords(error.reason, "propertyNames") from None
     if additional is not True and is_listed:
-        rewritten["patternProperties"] = {**patterns, _whole_ecma(others): False}
+        rewritten["patternProperties"] = {**patterns, to_ecma(others): False}
         rewritten["additionalProperties"] = additional
     else:
-        rewritten["patternProperties"] = {**patterns, _whole_ecma(others): additional}
+        rewritten["patternProperties"] = {**patterns, to_ecma(others): additional}
         rewritten["additionalProperties"] = False
     return dict(sorted(rewritten.items()))
 
@@ -131,12 +126,8 @@ def _name_arms(names: Schema, document: SchemaDocument, listed: dict[str, Schema
     if isinstance(only, dict) and only.keys() - ANNOTATIONS == {"anyOf"}:
         return [arm for inner in only["anyOf"] for arm in _name_arms(inner, document, listed)]
     if isinstance(only, dict) and only.keys() - ANNOTATIONS == {"enum"}:
-        return [literal(text) for text in only["enum"] if isinstance(text, str) and text not in listed]
+        return [write_literal(text) for text in only["enum"] if isinstance(text, str) and text not in listed]
     return [f"(?:{_names_pattern(names, document)})"]
-
-
-def _whole_ecma(plain: str) -> str:
-    return f"^(?:{_to_ecma(plain)})$"
 
 
 def _forbid_failing_names(rest: SchemaObject, names: Schema, document: SchemaDocument) -> SchemaObject:
@@ -153,7 +144,7 @@ def _names_pattern(names: Schema, document: SchemaDocument, depth: int = 0) -> s
     listed = next((values for part in parts if (values := listed_values(part, document)) is not None), None)
     if listed is not None:
         texts = [text for text in listed if isinstance(text, str) and document.is_valid(names, text)]
-        return "|".join(map(literal, texts)) or NO_TEXT
+        return "|".join(map(write_literal, texts)) or NO_TEXT
     low = max((int(part["minLength"]) for part in parts if "minLength" in part), default=0)
     high = min((int(part["maxLength"]) for part in parts if "maxLength" in part), default=None)
     patterns = [f"{ANY}{{{low},{'' if high is None else high}}}"] if low or high is not None else []
@@ -201,7 +192,3 @@ def _exactly_one(patterns: list[str]) -> str:
             pattern = intersect(pattern, other, negated=True).pattern
         cases.append(f"(?:{pattern})")
     return "|".join(cases)
-
-
-def _to_ecma(plain: str) -> str:
-    return "".join(p if i == 0 else f"\\u{{{p[2:8]}}}{p[8:]}" for i, p in enumerate(plain.split("\\U")))

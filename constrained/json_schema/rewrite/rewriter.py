@@ -39,13 +39,8 @@ from plait.constrained.json_schema.rewrite.objects import (
     dependent_schemas,
     has_counts,
 )
-from plait.constrained.json_schema.rewrite.patterns import (
-    are_disjoint,
-    ecma_to_plain_pattern,
-    ecma_to_plain_patterns,
-    is_narrowed,
-    matches,
-)
+from plait.constrained.json_schema.rewrite.patterns.conversion import ecma_to_plain_pattern, ecma_to_plain_patterns
+from plait.constrained.json_schema.rewrite.patterns.operations import are_disjoint, is_narrowed, matches
 from plait.constrained.json_schema.rewrite.property_names import property_names
 from plait.constrained.json_schema.rewrite.unevaluated import unevaluated_items, unevaluated_properties
 from plait.constrained.specs import GrammarError

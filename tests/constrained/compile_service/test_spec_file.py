@@ -10,7 +10,6 @@ import pytest
 
 from plait.constrained import Choices, CompilePool, Grammar, JsonSchema, Lark, Regex, Vocabulary, spec_file
 from plait.constrained.spec_file import SpecFile
-from plait.host.private_file import open_private
 
 SPECS = [
     JsonSchema({"type": "object", "properties": {"a": {"pattern": "^a{3}$", "type": "string"}}}),
@@ -31,7 +30,7 @@ def wait(pool: CompilePool, ready: list[int]) -> dict[int, object]:
 
 def test_constraints_are_compiled_again_after_a_restart(small: Vocabulary, tmp_path: Path) -> None:
     path = tmp_path / "constraints"
-    pool = CompilePool(small, spec_file=SpecFile(path, open_private))
+    pool = CompilePool(small, spec_file=SpecFile(path))
     pool.start()
     tickets = [pool.submit(spec, "a") for spec in SPECS]
     answers = wait(pool, tickets)
@@ -40,7 +39,7 @@ def test_constraints_are_compiled_again_after_a_restart(small: Vocabulary, tmp_p
     pool.close()
     assert path.stat().st_mode & 0o777 == 0o600 and [*tmp_path.iterdir()] == [path]
 
-    pool = CompilePool(small, spec_file=SpecFile(path, open_private))
+    pool = CompilePool(small, spec_file=SpecFile(path))
     pool.start()
     try:
         give_up = monotonic() + 60
@@ -61,15 +60,15 @@ def test_constraints_are_compiled_again_after_a_restart(small: Vocabulary, tmp_p
 
 def test_those_that_are_not_compiled_yet_are_kept(small: Vocabulary, tmp_path: Path) -> None:
     path = tmp_path / "constraints"
-    SpecFile(path, open_private).write(SPECS)
-    pool = CompilePool(small, spec_file=SpecFile(path, open_private), start_eagerly=False)
+    SpecFile(path).write(SPECS)
+    pool = CompilePool(small, spec_file=SpecFile(path), start_eagerly=False)
     pool.start()
     pool.close()
-    assert SpecFile(path, open_private).read() == SPECS
+    assert SpecFile(path).read() == SPECS
 
 
 def test_the_most_recently_used_come_first_and_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = SpecFile(tmp_path / "constraints", open_private)
+    file = SpecFile(tmp_path / "constraints")
     file.write(SPECS)
     assert file.read() == SPECS
     monkeypatch.setattr(spec_file, "MAX_SPECS", 2)
@@ -81,23 +80,23 @@ def test_the_most_recently_used_come_first_and_fit(tmp_path: Path, monkeypatch: 
 
 
 def test_a_damaged_file_is_ignored_and_replaced(tmp_path: Path) -> None:
-    file = SpecFile(tmp_path / "constraints", open_private)
+    file = SpecFile(tmp_path / "constraints")
     file.write(SPECS)
     good = file.path.read_bytes()
     for place in (0, 25, len(good) // 2, len(good) - 1):
         file.path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
-        assert SpecFile(file.path, open_private).read() == []
+        assert SpecFile(file.path).read() == []
     for bad in (b"", good[:-1], good + b"x", good * 40_000):
         file.path.write_bytes(bad)
-        assert SpecFile(file.path, open_private).read() == []
-    SpecFile(file.path, open_private).write(SPECS[:1])
-    assert SpecFile(file.path, open_private).read() == SPECS[:1]
+        assert SpecFile(file.path).read() == []
+    SpecFile(file.path).write(SPECS[:1])
+    assert SpecFile(file.path).read() == SPECS[:1]
 
 
 def test_a_file_of_another_kind_is_not_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("plait is a language")
-    file = SpecFile(path, open_private)
+    file = SpecFile(path)
     assert file.read() == []
     file.write(SPECS)
     assert path.read_text() == "plait is a language" and [*tmp_path.iterdir()] == [path]
@@ -105,11 +104,11 @@ def test_a_file_of_another_kind_is_not_replaced(tmp_path: Path, caplog: pytest.L
 
 
 def test_a_file_that_others_may_write_a_link_and_a_pipe_are_ignored(tmp_path: Path) -> None:
-    file = SpecFile(tmp_path / "constraints", open_private)
+    file = SpecFile(tmp_path / "constraints")
     file.write(SPECS)
     (tmp_path / "link").symlink_to(file.path)
     os.mkfifo(tmp_path / "pipe")
-    assert SpecFile(tmp_path / "link", open_private).read() == SpecFile(tmp_path / "pipe", open_private).read() == []
+    assert SpecFile(tmp_path / "link").read() == SpecFile(tmp_path / "pipe").read() == []
     file.path.chmod(0o620)
-    assert SpecFile(file.path, open_private).read() == []
-    SpecFile(tmp_path / "missing" / "constraints", open_private).write(SPECS)  # logged, not raised
+    assert SpecFile(file.path).read() == []
+    SpecFile(tmp_path / "missing" / "constraints").write(SPECS)  # logged, not raised

@@ -9,8 +9,8 @@ import pytest
 from example_share import sample_of
 
 from plait.constrained import JsonSchema, Vocabulary, mask_words
+from plait.constrained.guidance.inner_matcher import warm_up
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar
-from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.json_schema.schema_compiler import compile_json
 
 SCHEMAS = {

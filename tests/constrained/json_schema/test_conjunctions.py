@@ -28,7 +28,7 @@ from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, Llg
 from plait.constrained.json_schema import emptiness
 from plait.constrained.json_schema.conjunctions import combine_conjunctions
 from plait.constrained.json_schema.emptiness import Emptiness, kinds_of
-from plait.constrained.json_schema.rewrite import rewrite_schema
+from plait.constrained.json_schema.rewrite.rewriter import rewrite_schema
 from plait.constrained.json_schema.schema_compiler import _grammars
 
 OBJECTS = [

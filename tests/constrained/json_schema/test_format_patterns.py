@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.constrained.json_schema.rewrite.formats import FORMATS
-from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern
+from plait.constrained.json_schema.rewrite.patterns.conversion import ecma_to_plain_pattern
 
 
 class Patterns(dict[str, re.Pattern[str]]):

@@ -10,7 +10,7 @@ import pytest
 from schema_strategies import grammar_of
 
 from plait.constrained import GrammarError
-from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern
+from plait.constrained.json_schema.rewrite.patterns.conversion import ecma_to_plain_pattern
 
 TEXTS = ["".join(text) for size in range(4) for text in itertools.product("abAB1Z-", repeat=size)]
 

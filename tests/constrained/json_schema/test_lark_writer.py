@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from typing import Any
+from unittest import mock
 
 import llguidance
 import pytest
@@ -15,8 +19,9 @@ from schema_strategies import BYTE_VOCABULARY, EOS_ID, accepts, grammar_of, refe
 
 from plait.constrained import GrammarError, JsonSchema
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, LlguidanceSource
+from plait.constrained.json_schema import lark_writer
 from plait.constrained.json_schema.lark_writer import write_lark
-from plait.constrained.json_schema.rewrite import rewrite_schema
+from plait.constrained.json_schema.rewrite.rewriter import rewrite_schema
 from plait.constrained.json_schema.schema_compiler import with_options
 
 NAMES = ["a", "ab", "b", "p1", "p12", "é", 'q"', "x/y", "\U0001f600", ""]
@@ -57,11 +62,29 @@ SCHEMAS = st.recursive(
 )
 
 
+def test_the_grammar_of_a_schema_is_the_same_in_every_process() -> None:
+    """The order of the definitions that a JSON schema in it needs was that of a set."""
+    program = (
+        "from plait.constrained.json_schema.lark_writer import write_lark\n"
+        "definitions = {f'd{n}': {'items': {'$ref': f'#/$defs/d{n + 1}'}} for n in range(9)} | {'d9': {}}\n"
+        "schema = {'type': 'number', 'minimum': 0.5}, {'prefixItems': [{'$ref': f'#/$defs/d{n}'} for n in (5, 3, 7)]}\n"
+        "print(write_lark({'anyOf': [*schema], '$defs': definitions}, str, (',', ':')))"
+    )
+    written = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in "123"
+    }
+    assert len(written) == 1 and b"%json" in written.pop()
+
+
 def _both_grammars(schema: dict[str, Any]) -> tuple[LlguidanceGrammar, LlguidanceGrammar] | None:
     """Returns llguidance's own grammar and the written one; None if there is nothing to write."""
     spec = JsonSchema(schema, compact=True)
     rewritten = rewrite_schema(spec.text).schema
-    lark = write_lark(rewritten, lambda part: with_options(part, spec), (",", ":"), wide_from=1)
+    with mock.patch.object(lark_writer, "WIDE_FROM", 1):
+        lark = write_lark(rewritten, lambda part: with_options(part, spec), (",", ":"))
     if lark is None:
         return None
     own = llguidance.LLMatcher.grammar_from_json_schema(with_options(rewritten, spec))

@@ -14,7 +14,7 @@ import pytest
 from schema_strategies import accepts, grammar_of
 
 from plait.constrained import GrammarError
-from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern, ecma_to_plain_patterns
+from plait.constrained.json_schema.rewrite.patterns.conversion import ecma_to_plain_pattern, ecma_to_plain_patterns
 from plait.constrained.regex.pattern_algebra import intersect
 
 PATTERNS = [

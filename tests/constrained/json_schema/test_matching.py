@@ -7,7 +7,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plait.constrained.json_schema.rewrite.patterns import matches_whole
+from plait.constrained.json_schema.rewrite.patterns.operations import matches_whole
 
 ATOMS = [
     r"\U0000002e",

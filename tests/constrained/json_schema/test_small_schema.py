@@ -9,7 +9,7 @@ import pytest
 from plait.constrained import JsonObject, JsonSchema, Vocabulary
 from plait.constrained.compile_service.in_place import compile_in_place
 from plait.constrained.compiler import compile_spec
-from plait.constrained.guidance.llguidance_tokenizer import warm_up
+from plait.constrained.guidance.inner_matcher import warm_up
 from plait.constrained.json_schema.small_schema import is_small_schema
 
 PERSON = {

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from schema_strategies import accepts, grammar_of
 
 from plait.constrained import GrammarError
-from plait.constrained.json_schema.rewrite.keywords import ANNOTATIONS, ASSERTIONS
-from plait.constrained.json_schema.rewrite.misspelling import misspelt_keyword
+from plait.constrained.json_schema.rewrite.keywords import ANNOTATIONS, ASSERTIONS, misspelt_keyword
 
 TYPOS = {
     **{"propertys": "properties", "property": "properties", "proprties": "properties", "Properties": "properties"},

@@ -22,7 +22,7 @@ from plait.constrained.json_schema.rewrite.negation.simple_keywords import (
     negate_pattern,
     negate_type,
 )
-from plait.constrained.json_schema.rewrite.patterns import matches
+from plait.constrained.json_schema.rewrite.patterns.operations import matches
 from plait.constrained.specs import GrammarError
 
 MAX_DEPTH = 8

@@ -9,7 +9,8 @@ from typing import Any
 from plait.constrained.json_schema.rewrite.analysis import FRACTIONS, KINDS, allowed_kinds
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.negation.context import Context
-from plait.constrained.json_schema.rewrite.patterns import ANY, complement_pattern, ecma_to_plain_pattern, is_narrowed
+from plait.constrained.json_schema.rewrite.patterns.conversion import ANY, ecma_to_plain_pattern
+from plait.constrained.json_schema.rewrite.patterns.operations import complement_pattern, is_narrowed, to_ecma
 from plait.constrained.regex.automaton_writer import NO_TEXT
 from plait.constrained.regex.pattern_algebra import intersect
 from plait.constrained.specs import GrammarError
@@ -41,9 +42,7 @@ def negate_enum(listed: list[Any]) -> list[Schema] | None:
     rest += [] if None in listed else [{"type": "null"}]
     flags = [flag for flag in (True, False) if not any(value is flag for value in listed)]
     rest += [{"enum": flags}] if flags else []
-    rest.append(
-        {"type": "string", "pattern": f"^(?:{_to_ecma(complement_pattern(texts))})$"} if texts else {"type": "string"}
-    )
+    rest.append({"type": "string", "pattern": to_ecma(complement_pattern(texts))} if texts else {"type": "string"})
     if not numbers:
         return [*rest, {"type": "number"}]
     rest.append({"type": "number", "exclusiveMaximum": numbers[0]})
@@ -60,14 +59,7 @@ def negate_pattern(pattern: str) -> list[Schema] | None:
         rest = intersect(f"{ANY}*", ecma_to_plain_pattern(pattern).pattern, negated=True).pattern
     except GrammarError:
         return None
-    return [{"type": "string", "pattern": f"^(?:{_to_ecma(rest)})$"}] if rest != NO_TEXT else []
-
-
-def _to_ecma(plain: str) -> str:
-    """Returns a plain pattern with ECMA's escapes: `\\U00000061` is `\\u{000061}` there."""
-    return "".join(
-        part if index == 0 else f"\\u{{{part[2:8]}}}{part[8:]}" for index, part in enumerate(plain.split("\\U"))
-    )
+    return [{"type": "string", "pattern": to_ecma(rest)}] if rest != NO_TEXT else []
 
 
 def negate_count(name: str, count: int, context: Context) -> list[Schema] | None:

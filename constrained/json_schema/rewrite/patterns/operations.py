@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from plait.constrained.dfa.token_dfa import DfaTooLarge
 from plait.constrained.json_schema.rewrite.patterns.conversion import ANY, ecma_to_plain_pattern
 from plait.constrained.regex.automaton_writer import NO_TEXT
+from plait.constrained.regex.char_classes import escape_code_point, write_literal
 from plait.constrained.regex.python_syntax import parse_regex
-from plait.constrained.regex.small_dfa import build_small_dfa
+from plait.constrained.regex.small_dfa import build_small_dfa, reached_pairs
 from plait.constrained.specs import GrammarError
 from plait.constrained.tokens.byte_trie import Int32Array
 
 MAX_PAIRS = 20_000  # states of two automata that are reached by one text
 MAX_AUTOMATON_WORK = 60_000  # see build_small_dfa: 60 ms
 MAX_WEIGHT_TO_MATCH = 2000
+_CODE_POINT = re.compile(r"\\U00([0-9a-f]{6})")
 _NARROWED = re.compile(r"\\[pPbB]|\(\?i")
 
 
@@ -81,20 +83,10 @@ def are_disjoint(left: str, right: str) -> bool:
     """
     try:
         (rows, ends), (other_rows, other_ends) = _byte_automaton(left), _byte_automaton(right)
+        reached = reached_pairs(rows, other_rows, MAX_PAIRS)
+        return not (ends[0] and other_ends[0]) and not any(ends[one] and other_ends[other] for one, other in reached)
     except (DfaTooLarge, re.error, OverflowError):
         return False
-    todo, seen = [(0, 0)], {(0, 0)}
-    for state, other in todo:  # grows
-        if ends[state] and other_ends[other]:
-            return False
-        row, other_row = rows[state], other_rows[other]
-        both = (row >= 0) & (other_row >= 0)
-        new = set(zip(row[both].tolist(), other_row[both].tolist(), strict=True)) - seen
-        if len(seen) + len(new) > MAX_PAIRS:
-            return False
-        seen |= new
-        todo += new
-    return True
 
 
 @lru_cache(maxsize=256)
@@ -153,15 +145,6 @@ def _repeated(texts: set[str], counts: range) -> set[str]:
     return {"".join(several) for count in counts for several in product(texts, repeat=count)}
 
 
-def literal(text: str) -> str:
-    """Returns a plain pattern of exactly this text.
-
-    >>> literal("a.")
-    'a\\\\U0000002e'
-    """
-    return "".join(c if c.isascii() and c.isalnum() else f"\\U{ord(c):08x}" for c in text)
-
-
 def complement_pattern(texts: list[str]) -> str:
     """Returns a plain pattern of every text but `texts`.
 
@@ -181,9 +164,19 @@ def _complement_of_sorted(texts: list[str]) -> str:
     first_chars = sorted({text[0] for text in longer})
     if not first_chars:
         return f"{ANY}+"
-    escaped = "".join(f"\\U{ord(char):08x}" for char in first_chars)
+    escaped = "".join(escape_code_point(ord(char)) for char in first_chars)
     other_char = f"[^{escaped}]{ANY}*"
     arms = [other_char if ends_here else f"(?:{other_char})?"]
     for char in first_chars:
-        arms.append(literal(char) + _complement_of_sorted([text[1:] for text in longer if text[0] == char]))
+        arms.append(write_literal(char) + _complement_of_sorted([text[1:] for text in longer if text[0] == char]))
     return f"(?:{'|'.join(arms)})"
+
+
+def to_ecma(plain: str) -> str:
+    """Returns a plain pattern as one of JSON Schema that matches the whole text: `\\U00000061` is `\\u{000061}` there.
+
+    >>> to_ecma(complement_pattern([]))
+    '^(?:[\\\\u{000000}-\\\\u{10ffff}]+)$'
+    """
+    written = _CODE_POINT.sub(r"\\u{\1}", plain)
+    return f"^(?:{written})$"

@@ -30,31 +30,19 @@ def has_dynamic_references(parts: Iterable[tuple[str, dict[str, Any]]]) -> bool:
     return any(isinstance(part.get(name), str) for _, part in parts for name in _REFERENCES[1:])
 
 
-def with_static_references(
-    schema: dict[str, Any],
-    parts: list[tuple[str, dict[str, Any]]],
-    draft: int,
-    given: dict[str, str] | None = None,
-) -> Any:
-    """Returns an equivalent document without dynamic references, whose references are pointers from its root.
+class StaticCopier:
+    """Makes an equivalent document of `schema` without dynamic references, whose references are pointers from its root.
 
-    `parts`: (pointer, subschema) of `schema`, outer ones first. References to nothing stay. Raises GrammarError if too
-    many copies are needed. `given`: as in `resolve_references`.
+    `parts`: (pointer, subschema) of `schema`, outer ones first. References to nothing stay. `given`: as in
+    `resolve_references`.
 
     >>> schema = {"$dynamicAnchor": "n", "items": {"$dynamicRef": "#n"}}
-    >>> with_static_references(schema, [("", schema), ("/items", schema["items"])], 2020)
+    >>> StaticCopier(schema, [("", schema), ("/items", schema["items"])], 2020, {}).copy_root()
     {'items': {'allOf': [{'$ref': '#'}]}}
     """
-    return _Copier(schema, parts, draft, given).copy_root()
 
-
-class _Copier:
     def __init__(
-        self,
-        schema: dict[str, Any],
-        parts: list[tuple[str, dict[str, Any]]],
-        draft: int,
-        given: dict[str, str] | None,
+        self, schema: dict[str, Any], parts: list[tuple[str, dict[str, Any]]], draft: int, given: dict[str, str]
     ) -> None:
         self._schema = schema
         self._known = Resources(draft, given=given)
@@ -82,6 +70,7 @@ class _Copier:
         return pointer
 
     def copy_root(self) -> Any:
+        """Returns the document. Raises GrammarError if too many copies are needed."""
         scope = self._entered("", ())
         self._numbers["", scope] = -1
         root = self._copy(self._schema, "", "", scope)
