@@ -37,7 +37,6 @@ NEED_TORCH = (
     ),
     *("plait.runtime.adapters.torch_updates", "plait.runtime.executor.torch_runner"),
     *("plait.runtime.models.decoder", "plait.runtime.models.layers", "plait.runtime.sampling.torch_ops"),
-    *(f"plait.runtime.models.families.{family}.layers" for family in ("gemma3", "olmo2", "phi3")),
     "plait.runtime.models.loading.torch_weights",
     *(
         "plait.runtime.executor.torch_inputs",

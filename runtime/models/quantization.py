@@ -14,7 +14,6 @@ from plait.runtime.config import WeightFormat
 from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.registry import FAMILIES_BY_NAME
 
 WEIGHT_BITS: dict[WeightFormat, int] = {"int8": 8, "int4": 4}  # weights with more bits are rounded
 # GGUF types that GPU kernels read directly -> bits
@@ -83,8 +82,6 @@ def unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | No
         return cpu_reason
     if dtype != "bfloat16":
         return f"packed weights need bfloat16, not {dtype}"
-    if not FAMILIES_BY_NAME[config.architecture].has_packed_cpu:
-        return f"the packed kernels do not support the family {config.architecture}"
     if config.output_bias or config.mlp_bias:
         return "the packed kernels support biases of q, k and v only"
     widths: tuple[int, ...] = (config.hidden_size, config.intermediate_size, config.head_dim)

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from plait.kernels.quantized_matrix import Grid, is_aligned
 from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint, CompleteCheckpoint
+from plait.runtime.models.weight_shapes import expected_shapes
 from plait.runtime.models.weight_split import Rank, WeightSplit, rank_config
 from plait.runtime.weights.checkpoint import open_checkpoint
-from plait.runtime.weights.shape_check import expected_shapes
 
 if TYPE_CHECKING:
     import torch
