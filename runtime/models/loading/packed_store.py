@@ -46,7 +46,7 @@ _SOURCES = (
     "weights/stored_rows.py",
 )
 _GEMM_SOURCES = ("layouts.py", "gguf_blocks.py", "packed_weights.py")
-_KERNEL_SOURCES = ("matrix_layouts.py", "quantized_matrix.py")
+_KERNEL_SOURCES = ("gguf_types.py", "matrix_layouts.py", "quantized_matrix.py")
 
 
 class PackedEntry(msgspec.Struct, frozen=True, array_like=True):
