@@ -213,8 +213,6 @@ def attach(model: torch.nn.Module, attention: PagedAttention) -> None:
     """Makes `attention` that of every layer of a transformers model, through transformers' attention interface."""
     from transformers import AttentionInterface
 
-    from plait.runtime.models.transformers_backend.model import replace_attention
-
     AttentionInterface.register(NAME, paged_attention_forward)
     for module in model.modules():
         setattr(module, _STATE, attention)
