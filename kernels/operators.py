@@ -157,7 +157,7 @@ class FusedOperators:
 class Kernels:
     """The operators that a model calls; signatures and semantics as in `reference.ops`.
 
-    `linear` and `dequantize_rows` take weights in any format, see `reference.matmul`.
+    `linear` and `dequantize_rows` take weights in any format if quantized ones are supported, else tensors only.
     """
 
     linear: LinearOp
@@ -174,7 +174,7 @@ class Kernels:
     paged_attention: PagedAttentionOp
     names: dict[str, str]  # operator -> chosen implementation, printed by `plait check`
     fused: FusedOperators | None = None  # None: the model composes the operators above
-    supports_quantized_weights: bool = False  # whether products with 4- and 8-bit weights are fast
+    supports_quantized_weights: bool = False  # whether there are products with 4- and 8-bit weights
 
 
 class ExpertRouting(NamedTuple):

@@ -23,8 +23,8 @@ NEED_TORCH = (
     *("plait.kernels.triton.", "plait.kernels.reference.", "plait.runtime.executor.gpu."),
     *(
         "plait.kernels.cpu.attention.torch_op",
+        "plait.kernels.coded_weights",
         "plait.kernels.gguf_dequantize",
-        "plait.kernels.gguf_weights",
         "plait.kernels.kernel_selection",
     ),
     *("plait.kernels.kv_cache", "plait.kernels.layout", "plait.kernels.operators", "plait.kernels.quantized_weights"),

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from plait.kernels.layout import AttentionLayout
 from plait.kernels.operators import DenseLinearOp
+from plait.kernels.quantized_weights import SimpleWeight
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -65,6 +66,12 @@ def gelu_tanh_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
 def soft_cap_in_place(x: torch.Tensor, cap: float) -> None:
     """Replaces x [T, V] by cap * tanh(x / cap), computed in float32 (Gemma 2, arXiv 2408.00118)."""
     x.copy_(cap * torch.tanh(x.float() / cap))
+
+
+def dequantize_rows(weight: SimpleWeight, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns rows [n] of a weight [N, K], which must be a tensor and keeps its dtype: [n, K]."""
+    assert isinstance(weight, torch.Tensor)
+    return weight[rows]
 
 
 def experts(
