@@ -22,11 +22,12 @@ from typing import Any
 
 import machine
 import torch
+from attention_cases import shared_prefixes
 from attention_peers import compare_with_peers
 from machine import DEVICE, DRY, DTYPE
 from reference_rope import quantize_kv
 
-from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes
+from plait.kernels.layout import AttentionLayout, AttentionShape
 from plait.kernels.reference import ops
 
 HEADS, KV_HEADS, DIM, LAYERS = (4, 1, 64, 1) if DRY else (32, 8, 128, 4)
@@ -155,7 +156,7 @@ def layout_of(case: Case) -> tuple[AttentionLayout, int]:
         rows * per_row,
         case.q_len,
         case.q_len,
-        SharedPrefixes.of(groups, [case.q_len] * case.rows, torch.device(DEVICE)),
+        shared_prefixes(groups, [case.q_len] * case.rows, torch.device(DEVICE)),
     )
     return layout, case.rows * per_row
 

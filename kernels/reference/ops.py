@@ -18,6 +18,8 @@ from plait.kernels.quantized_weights import SimpleWeight
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Divides x [..., C] by its root mean square and multiplies by weight [C] (RMSNorm, Zhang and Sennrich 2019).
 
+    Each head of x [T, H, D] may have a weight of its own, [H, D].
+
     Computed in float32, returned in x's dtype. A float32 weight multiplies before the rounding to x's dtype (Gemma), a
     weight in x's dtype after it (Llama).
     """
@@ -29,11 +31,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def rms_norm_in_place(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """Replaces x [T, C], whose rows may be strided, by its `rms_norm`."""
     x.copy_(rms_norm(x, weight, eps))
-
-
-def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`rms_norm` of each head: x [T, H, D] (rows may be strided), weight [H, D]. Returns [T, H, D]."""
-    return rms_norm(x, weight, eps)
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

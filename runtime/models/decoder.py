@@ -19,6 +19,7 @@ from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
 from plait.kernels.operators import AttentionLayer, Kernels
 from plait.kernels.quantized_weights import SimpleWeight, StackedWeight, select_outputs
+from plait.kernels.reference import ops
 from plait.runtime.config import WeightFormat
 from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint
@@ -244,9 +245,9 @@ class Decoder:
             return self.row_parallel(attended.view(len(h), heads * size), attention.output)
         qk = qkv[:, : heads + kv_heads]
         if attention.head_norm is not None:
-            qk = kernels.head_norm(qk, attention.head_norm, config.rms_norm_eps)
-        qk = kernels.rotary(qk, *cos_sin[attention.rope_table])
-        kernels.write_kv(qk[:, heads:], qkv[:, heads + kv_heads :], cache[0], cache[1], layout.write_slots)
+            qk = kernels.rms_norm(qk, attention.head_norm, config.rms_norm_eps)
+        qk = ops.rotary(qk, *cos_sin[attention.rope_table])
+        ops.write_kv(qk[:, heads:], qkv[:, heads + kv_heads :], cache[0], cache[1], layout.write_slots)
         attended = kernels.paged_attention(
             qk[:, :heads], cache[0], cache[1], layout, config.softmax_scale, attention.window, softcap=softcap
         )  # [T, H, D]
