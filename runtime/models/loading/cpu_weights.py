@@ -96,10 +96,6 @@ class PackedWeightLoader:
         weight = self.float32_array(name)
         return weight + np.float32(1.0) if self._form.unit_norms and self.weights.container != "gguf" else weight
 
-    def _load_layer_norms(self, prefix: str) -> list[Floats | None]:
-        """A layer's norms, before and after attention and the MLP."""
-        return [None if name is None else self.load_norm(f"{prefix}.{name}.weight") for name in self._form.norms]
-
     def load_layer(self, index: int) -> LayerWeights:
         """Layer `index`, which must have the weights that the family describes; head norms are optional."""
         config, prefix = self.config, f"model.layers.{index}"
@@ -107,7 +103,9 @@ class PackedWeightLoader:
         projections = [f"{attention}.{part}_proj" for part in "qkv"]
         fused = self._form.fused_matrices
         biases = [self.float32_array(f"{name}.bias") for name in projections if f"{name}.bias" in self.names]
-        norm, post_norm, mlp_norm, post_mlp_norm = self._load_layer_norms(prefix)
+        norm, post_norm, mlp_norm, post_mlp_norm = (
+            None if name is None else self.load_norm(f"{prefix}.{name}.weight") for name in self._form.norms
+        )
         has_experts = config.experts is not None and config.experts.layers[index]
         router = self.float32_array(f"{mlp}.gate.weight") if has_experts else None
         mlp = f"{mlp}.experts" if has_experts else mlp
