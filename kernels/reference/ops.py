@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from plait.kernels.layout import AttentionLayout
-from plait.kernels.operators import DenseLinearOp
+from plait.kernels.operators import AttentionLayer, DenseLinearOp
 from plait.kernels.quantized_weights import SimpleWeight
 
 
@@ -112,17 +112,7 @@ def experts_dense(
 
 
 def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    layout: AttentionLayout,
-    scale: float,
-    window: int | None = None,
-    *,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
+    q: torch.Tensor, layer: AttentionLayer, layout: AttentionLayout, *, sinks: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Causal attention of q [T, H, D] over each row's pages; returns [T, H, D] in q's dtype.
 
@@ -134,6 +124,7 @@ def paged_attention(
     softcap * tanh(scores / softcap) (Gemma 2, arXiv 2408.00118). With `sinks` [H], the softmax has one more score per
     head, whose value is zero (gpt-oss).
     """
+    (k_cache, v_cache, k_scale, v_scale), scale, window, softcap = layer
     out = q.new_empty((*q.shape[:2], v_cache.shape[-1]))
     q_starts = layout.q_starts.tolist()
     group = q.shape[1] // k_cache.shape[-2]

@@ -15,7 +15,7 @@ from plait.kernels.operators import FusedOperators, Kernels, SampleOp
 from plait.kernels.reference import ops
 from plait.kernels.triton.activation import gelu_tanh_and_multiply, silu_and_multiply, soft_cap_in_place
 from plait.kernels.triton.attention.layer_launches import LayerLaunches
-from plait.kernels.triton.attention.paged import attend, paged_attention, with_plans
+from plait.kernels.triton.attention.paged import attend, with_plans
 from plait.kernels.triton.attention.tile_config import prefix_sharing_cost
 from plait.kernels.triton.linear import grouped_matmul as grouped
 from plait.kernels.triton.linear.low_rank import add_low_rank, group_rows
@@ -40,7 +40,7 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
         gelu_tanh_and_multiply=gelu_tanh_and_multiply,
         soft_cap_in_place=soft_cap_in_place,
         experts=experts if is_16_bit else partial(ops.experts_dense, linear=functional.linear),
-        paged_attention=paged_attention,
+        paged_attention=attend,
         names={
             "attention": "triton",
             "matrix products": "torch; triton where weights have 4 or 8 bits",

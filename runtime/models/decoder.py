@@ -231,7 +231,7 @@ class Decoder:
         """Attention of h [T, C] with its projections; returns [T, C]. The new KV is written to the cache first."""
         config, kernels = self.config, self.kernels
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
-        softcap = config.attention_softcap or None
+        layer = AttentionLayer(cache, config.softmax_scale, attention.window, config.attention_softcap or None)
         qkv = self.project(h, attention.qkv)
         if attention.joint_norms is not None:
             self.norm_queries_and_keys(qkv, attention.joint_norms)
@@ -240,7 +240,6 @@ class Decoder:
             cos, sin = cos_sin[attention.rope_table]
             weight, eps = attention.head_norm, config.rms_norm_eps
             q = kernels.fused.rotate_and_write(qkv, cos, sin, cache, layout, weight, eps)
-            layer = AttentionLayer(cache, config.softmax_scale, attention.window, softcap)
             attended = kernels.fused.attention(q, layer, layout)
             return self.row_parallel(attended.view(len(h), heads * size), attention.output)
         qk = qkv[:, : heads + kv_heads]
@@ -248,9 +247,7 @@ class Decoder:
             qk = kernels.rms_norm(qk, attention.head_norm, config.rms_norm_eps)
         qk = ops.rotary(qk, *cos_sin[attention.rope_table])
         ops.write_kv(qk[:, heads:], qkv[:, heads + kv_heads :], cache[0], cache[1], layout.write_slots)
-        attended = kernels.paged_attention(
-            qk[:, :heads], cache[0], cache[1], layout, config.softmax_scale, attention.window, softcap=softcap
-        )  # [T, H, D]
+        attended = kernels.paged_attention(qk[:, :heads], layer, layout)  # [T, H, D]
         return self.row_parallel(attended.reshape(len(h), heads * size), attention.output)
 
     def norm_queries_and_keys(self, qkv: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from reference_rope import quantize_kv
 
+from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import SHARED_ALIGN, AttentionLayout, SharedPrefixes, shared_prefix_arrays
+from plait.kernels.operators import AttentionLayer
 from plait.kernels.reference import ops
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -140,19 +142,15 @@ def fill_unread_with_nan(inputs: dict[str, Any], layout: AttentionLayout) -> Non
         inputs[name][free] = float("nan")
 
 
+def attention_layer(layer: Layer, inputs: dict[str, Any]) -> AttentionLayer:
+    """The layer with its cache."""
+    cache = LayerCache(inputs["k_cache"], inputs["v_cache"], inputs["k_scale"], inputs["v_scale"])
+    return AttentionLayer(cache, layer.dim**-0.5, layer.window, layer.softcap)
+
+
 def expected(layer: Layer, inputs: dict[str, Any], layout: AttentionLayout) -> torch.Tensor:
     """The output of the reference operator."""
-    return ops.paged_attention(
-        inputs["q"],
-        inputs["k_cache"],
-        inputs["v_cache"],
-        layout,
-        layer.dim**-0.5,
-        layer.window,
-        softcap=layer.softcap,
-        k_scale=inputs["k_scale"],
-        v_scale=inputs["v_scale"],
-    )
+    return ops.paged_attention(inputs["q"], attention_layer(layer, inputs), layout)
 
 
 def close(output: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:

@@ -15,6 +15,7 @@ from ptx_compile import ARCHITECTURES, Job, Launch, record_launches
 
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout, SharedPrefixes
+from plait.kernels.operators import AttentionLayer
 from plait.kernels.triton import rope_kv_write
 from plait.kernels.triton.attention import cascade, decode, inputs, paged, split_kv_plan, tile_config
 
@@ -67,7 +68,8 @@ def attend(case: Case) -> None:
     slots, layout = 65536, layout_of(case)
     q = meta(case.rows * case.q_len, case.kv_heads * case.group, case.dim, dtype=case.dtype)
     k, v = (meta(slots, case.kv_heads, case.dim, dtype=case.cache or case.dtype) for _ in range(2))
-    paged.paged_attention(q, k, v, layout, case.dim**-0.5, case.window, softcap=case.softcap, **scales_of(case, slots))
+    cache = LayerCache(k, v, **scales_of(case, slots))
+    paged.attend(q, AttentionLayer(cache, case.dim**-0.5, case.window, case.softcap), layout)
 
 
 def write(case: Case, rotary_dim: int, norm: bool) -> None:
