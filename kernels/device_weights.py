@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from plait.kernels.coded_weights import CodedWeight, pack_int4
 from plait.kernels.quantized_matrix import Floats, Grid, e4m3_numbers
-from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight, pack_int4
+from plait.kernels.quantized_weights import Float8Weight, Int8Weight
 
 STEP = 32  # input channels that must share a scale
 DEQUANTIZE_CHUNK = 1 << 25  # numbers at a time: their indices and scales need three times as much memory
@@ -31,7 +32,7 @@ def device_weight_bits(grid: Grid) -> int | None:
     return None if grid.kind == "e4m3" and has_groups and grid.group % (2 * STEP) else 8
 
 
-def device_weight(grid: Grid, codes: torch.Tensor) -> Int4Weight | Int8Weight:
+def device_weight(grid: Grid, codes: torch.Tensor) -> CodedWeight | Int8Weight:
     """The weight of codes uint8 [N, K] for the products on their device. May keep `codes`.
 
     `device_weight_bits(grid)` must not be None.
@@ -70,7 +71,7 @@ def dequantize_codes(grid: Grid, codes: torch.Tensor, dtype: torch.dtype) -> tor
     return result
 
 
-def _int4_device_weight(grid: Grid, codes: torch.Tensor) -> Int4Weight:
+def _int4_device_weight(grid: Grid, codes: torch.Tensor) -> CodedWeight:
     device, order = codes.device, None
     if grid.groups is not None:
         order = torch.from_numpy(np.argsort(grid.groups, kind="stable").astype(np.int64)).to(device)
@@ -81,9 +82,8 @@ def _int4_device_weight(grid: Grid, codes: torch.Tensor) -> Int4Weight:
     # Exact for scales of 16 bits: their 11 or 8 bits times 5.
     minima = None if is_symmetric else torch.from_numpy(-(zeros * scales)).to(device)
     group = grid.group if scales.shape[1] > 1 else -(-codes.shape[1] // STEP) * STEP
-    packed = pack_int4(codes, _narrowed(scales).to(device), minima, group)
     table = None if grid.table is None else torch.from_numpy(grid.table).to(device)
-    return Int4Weight(packed.packed, packed.scales, packed.minima, group, packed.in_features, table, order)
+    return pack_int4(codes, _narrowed(scales).to(device), minima, group, table, order)
 
 
 def _of_outputs(grid: Grid, outputs: int) -> Floats:

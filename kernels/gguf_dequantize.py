@@ -13,22 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-# format -> (values per block, bytes per block)
-GGUF_BLOCK_SHAPES: dict[str, tuple[int, int]] = {
-    "F32": (1, 4),
-    "F16": (1, 2),
-    "BF16": (1, 2),
-    "Q8_0": (32, 34),
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q2_K": (256, 84),
-    "Q3_K": (256, 110),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-}
+from plait.kernels.gguf_types import BLOCK_SHAPES
 
 
 @dataclass(frozen=True)
@@ -194,3 +179,5 @@ _READERS: dict[str, Callable[[torch.Tensor], BlockFields]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }
+GGUF_BLOCK_SHAPES = {name: BLOCK_SHAPES[name] for name in (*_FLOAT_DTYPES, *_READERS)}
+"""The formats that are read: name -> (values per block, bytes per block)."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import cast
 
 import torch
 from torch.nn import functional
 
-from plait.kernels.operators import DenseLinearOp, Kernels, PagedAttentionOp
+from plait.kernels.operators import DenseLinearOp, Kernels, LinearOp, PagedAttentionOp
 from plait.kernels.packed_support import describe_packed_weights
 from plait.kernels.reference import batch_invariant_linear as batch_invariant
 from plait.kernels.reference import ops
-from plait.kernels.reference.matmul import dequantize_rows, make_linear
 from plait.kernels.triton.support import HeadShape, triton_unsupported_reason
 
 
@@ -42,13 +42,10 @@ def select_kernels(
         raise ValueError(f"deterministic runs need a CPU, llvmlite, float32 or bfloat16; not {device} with {dtype}")
     linear: DenseLinearOp = batch_invariant.linear if deterministic else functional.linear
     return Kernels(
-        linear=make_linear(linear),
-        dequantize_rows=dequantize_rows,
+        linear=cast(LinearOp, linear),  # without `supports_quantized_weights` all weights are tensors
+        dequantize_rows=ops.dequantize_rows,
         rms_norm=ops.rms_norm,
         rms_norm_in_place=ops.rms_norm_in_place,
-        head_norm=ops.head_norm,
-        rotary=ops.rotary,
-        write_kv=ops.write_kv,
         silu_and_multiply=ops.silu_and_multiply,
         gelu_tanh_and_multiply=ops.gelu_tanh_and_multiply,
         soft_cap_in_place=ops.soft_cap_in_place,

@@ -46,32 +46,6 @@ class SharedPrefixes:
     tokens: torch.Tensor  # [S] indices of new tokens
     leader_rows: torch.Tensor  # [N] the member whose pages are read
 
-    @staticmethod
-    def of(
-        groups: Sequence[tuple[Sequence[int], int]], q_lens: Sequence[int], device: torch.device, max_q_len: int = 1
-    ) -> SharedPrefixes | None:
-        """Builds the groups from (rows, leading tokens that they share) pairs; for tests and benchmarks.
-
-        Rows with more than `max_q_len` new tokens are left out, because they are bound by arithmetic. Lengths are
-        rounded down to SHARED_ALIGN. Returns None if no group of two or more rows is left. Raises ValueError if a row
-        is in two groups.
-        """
-        grouped_rows: set[int] = set()
-        aligned_groups: list[tuple[list[int], int]] = []
-        for rows, shared in groups:
-            members = [row for row in rows if 0 < q_lens[row] <= max_q_len]
-            length = shared // SHARED_ALIGN * SHARED_ALIGN
-            if len(members) < 2 or not length:
-                continue
-            if len(grouped_rows.union(members)) < len(grouped_rows) + len(members):
-                raise ValueError(f"a row of {members} is in two groups")
-            grouped_rows.update(members)
-            aligned_groups.append((members, length))
-        if not aligned_groups:
-            return None
-        arrays = shared_prefix_arrays(aligned_groups, q_lens)
-        return SharedPrefixes(*(torch.from_numpy(array).to(device) for array in arrays))
-
 
 def shared_prefix_arrays(
     groups: Sequence[tuple[Sequence[int], int]], q_lens: Sequence[int] | npt.NDArray[np.int32]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -27,23 +26,6 @@ ExpertsOp = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, to
 
 # (logits [B, V], parameters, adjustments, out [B]) -> out, see reference_sampling.sample
 SampleOp = Callable[[torch.Tensor, SamplingInputs, LogitAdjustments, torch.Tensor], torch.Tensor]
-
-
-class PagedAttentionOp(Protocol):
-    """Attention over pages."""
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        layout: AttentionLayout,
-        scale: float,
-        window: int | None = None,
-        *,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        """See `reference.ops.paged_attention`."""
 
 
 class RotateAndWriteOp(Protocol):
@@ -75,6 +57,10 @@ class AttentionLayer(NamedTuple):
     scale: float
     window: int | None = None  # sliding window in tokens
     softcap: float | None = None
+
+
+# (q [T, H, D], layer, layout) -> [T, H, D], see reference.ops.paged_attention
+PagedAttentionOp = Callable[[torch.Tensor, AttentionLayer, AttentionLayout], torch.Tensor]
 
 
 class CacheAttentionOp(Protocol):
@@ -133,40 +119,23 @@ class FusedOperators:
     top_logprobs: Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]  # see reference_sampling
     group_rows: Callable[[torch.Tensor, int], ExpertRouting]  # (slots [T] of a step's adapters or -1, their number)
     add_low_rank: AddLowRankOp
+    bind_attention: Callable[[Sequence[AttentionLayer]], BoundAttention]  # (layers whose caches stay in place)
     kv_dtypes: frozenset[str]  # supported values of `kv_dtype` besides "auto"
     # (shape, most new tokens of a row): when shared prefixes are worth a pass of their own; None: never
     prefix_sharing_cost: Callable[[AttentionShape, int], PrefixSharingCost] | None = None
-    # prepares repeated passes over layers whose caches stay in place; None: nothing can be prepared
-    bind_attention: Callable[[Sequence[AttentionLayer]], BoundAttention] | None = None
-
-    def bound_attention(self, layers: Sequence[AttentionLayer]) -> BoundAttention:
-        """Returns `attention` for these layers, whose caches stay where they are."""
-        if self.bind_attention is not None:
-            return self.bind_attention(layers)
-
-        def bound(q: torch.Tensor, layout: AttentionLayout, out: torch.Tensor) -> Sequence[Callable[[], None]]:
-            def attend(layer: AttentionLayer) -> None:
-                self.attention(q, layer, layout, out=out)
-
-            return [partial(attend, layer) for layer in layers]
-
-        return bound
 
 
 @dataclass(frozen=True)
 class Kernels:
     """The operators that a model calls; signatures and semantics as in `reference.ops`.
 
-    `linear` and `dequantize_rows` take weights in any format, see `reference.matmul`.
+    `linear` and `dequantize_rows` take weights in any format if quantized ones are supported, else tensors only.
     """
 
     linear: LinearOp
     dequantize_rows: Callable[[SimpleWeight, torch.Tensor, torch.dtype], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     rms_norm_in_place: Callable[[torch.Tensor, torch.Tensor, float], None]
-    head_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-    rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    write_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     silu_and_multiply: Callable[[torch.Tensor], torch.Tensor]
     gelu_tanh_and_multiply: Callable[[torch.Tensor], torch.Tensor]
     soft_cap_in_place: Callable[[torch.Tensor, float], None]
@@ -174,7 +143,7 @@ class Kernels:
     paged_attention: PagedAttentionOp
     names: dict[str, str]  # operator -> chosen implementation, printed by `plait check`
     fused: FusedOperators | None = None  # None: the model composes the operators above
-    supports_quantized_weights: bool = False  # whether products with 4- and 8-bit weights are fast
+    supports_quantized_weights: bool = False  # whether there are products with 4- and 8-bit weights
 
 
 class ExpertRouting(NamedTuple):

@@ -23,8 +23,8 @@ NEED_TORCH = (
     *("plait.kernels.triton.", "plait.kernels.reference.", "plait.runtime.executor.gpu."),
     *(
         "plait.kernels.cpu.attention.torch_op",
+        "plait.kernels.coded_weights",
         "plait.kernels.gguf_dequantize",
-        "plait.kernels.gguf_weights",
         "plait.kernels.kernel_selection",
     ),
     *("plait.kernels.kv_cache", "plait.kernels.layout", "plait.kernels.operators", "plait.kernels.quantized_weights"),
@@ -37,7 +37,6 @@ NEED_TORCH = (
     ),
     *("plait.runtime.adapters.torch_updates", "plait.runtime.executor.torch_runner"),
     *("plait.runtime.models.decoder", "plait.runtime.models.layers", "plait.runtime.sampling.torch_ops"),
-    *(f"plait.runtime.models.families.{family}.layers" for family in ("gemma3", "olmo2", "phi3")),
     "plait.runtime.models.loading.torch_weights",
     *(
         "plait.runtime.executor.torch_inputs",

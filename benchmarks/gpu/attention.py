@@ -20,11 +20,14 @@ from typing import Any
 
 import machine
 import torch
+from attention_cases import shared_prefixes
 from attention_peers import compare_with_peers
 from machine import DEVICE, DRY, DTYPE
 from reference_rope import quantize_kv
 
-from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes
+from plait.kernels.kv_cache import LayerCache
+from plait.kernels.layout import AttentionLayout, AttentionShape
+from plait.kernels.operators import AttentionLayer
 from plait.kernels.reference import ops
 
 HEADS, KV_HEADS, DIM, LAYERS = (4, 1, 64, 1) if DRY else (32, 8, 128, 4)
@@ -129,23 +132,23 @@ def layout_of(case: Case) -> tuple[AttentionLayout, int]:
         rows * per_row,
         case.q_len,
         case.q_len,
-        SharedPrefixes.of(groups, [case.q_len] * case.rows, torch.device(DEVICE)),
+        shared_prefixes(groups, [case.q_len] * case.rows, torch.device(DEVICE)),
     )
     return layout, case.rows * per_row
 
 
-def inputs_of(case: Case, pages: int) -> tuple[torch.Tensor, list[dict[str, Any]]]:
+def inputs_of(case: Case, pages: int) -> tuple[torch.Tensor, list[AttentionLayer]]:
     """Queries, and caches with their scales for each layer."""
     q = torch.randn(case.rows * case.q_len, HEADS, DIM, device=DEVICE, dtype=DTYPE)
     layers = []
     for _ in range(LAYERS):
-        layer: dict[str, Any] = {}
+        cache: dict[str, Any] = {}
         for name in ("k", "v"):
             x = torch.randn(pages * case.page_size, KV_HEADS, DIM, device=DEVICE, dtype=DTYPE)
             if case.cache.itemsize == 1:
-                x, layer[f"{name}_scale"] = quantize_kv(x, case.cache, torch.tensor([0.02], device=DEVICE))
-            layer[f"{name}_cache"] = x
-        layers.append(layer)
+                x, cache[f"{name}_scale"] = quantize_kv(x, case.cache, torch.tensor([0.02], device=DEVICE))
+            cache[name] = x
+        layers.append(AttentionLayer(LayerCache(**cache), DIM**-0.5))
     return q, layers
 
 
@@ -191,18 +194,18 @@ def title(case: Case, blocks: Any) -> str:
     return f"{case.name}, pages of {case.page_size}, {cache}, blocks {blocks or 'chosen'}"
 
 
-def worst_error(layout: AttentionLayout, q: torch.Tensor, layer: dict[str, Any]) -> float:
+def worst_error(layout: AttentionLayout, q: torch.Tensor, layer: AttentionLayer) -> float:
     """The largest difference from the reference."""
-    from plait.kernels.triton.attention.paged import paged_attention
+    from plait.kernels.triton.attention.paged import attend
 
-    found = paged_attention(q=q, layout=layout, scale=DIM**-0.5, **layer)
-    wanted = ops.paged_attention(q=q, layout=layout, scale=DIM**-0.5, **layer)
+    found = attend(q, layer, layout)
+    wanted = ops.paged_attention(q, layer, layout)
     return float((found.float() - wanted.float()).abs().max())
 
 
-def step_seconds(case: Case, layout: AttentionLayout, q: torch.Tensor, layers: list[dict[str, Any]]) -> float:
+def step_seconds(case: Case, layout: AttentionLayout, q: torch.Tensor, layers: list[AttentionLayer]) -> float:
     """Seconds of one layer's attention in a captured step."""
-    from plait.kernels.triton.attention.paged import paged_attention
+    from plait.kernels.triton.attention.paged import attend
     from plait.kernels.triton.attention.split_kv_plan import allocate_plan, fill_plan
 
     shape, out = AttentionShape(HEADS, KV_HEADS, DIM, case.cache), torch.empty_like(q)
@@ -213,7 +216,7 @@ def step_seconds(case: Case, layout: AttentionLayout, q: torch.Tensor, layers: l
     def step() -> None:
         fill_plan(plan, planned)
         for layer in layers:
-            paged_attention(q=q, layout=planned, scale=DIM**-0.5, out=out, **layer)
+            attend(q, layer, planned, out=out)
 
     return machine.seconds_of(machine.captured(step)) / LAYERS
 

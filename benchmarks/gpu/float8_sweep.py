@@ -18,12 +18,12 @@ from unittest import mock
 
 import machine
 import reference_float8 as reference
+import reference_matmul as matmul
 import torch
 from machine import DEVICE, DRY
 
 from kernels import FLUSH_BYTES, Case, measured, randn
 from plait.kernels.quantized_weights import Float8Weight
-from plait.kernels.reference import matmul
 from plait.kernels.triton.linear import float8_matmul, quantized_linear
 
 TOKENS = (4, 9) if DRY else (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)

@@ -17,14 +17,15 @@ from typing import Any
 import machine
 import reference_experts
 import reference_float32
+import reference_matmul as matmul
 import reference_sampling
 import torch
 from machine import DEVICE, DRY, DTYPE
 
 from plait.kernels import quantized_weights
+from plait.kernels.coded_weights import CodedWeight, weight_from_gguf
 from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
-from plait.kernels.gguf_weights import GGUFWeight, weight_from_gguf
-from plait.kernels.reference import matmul, ops
+from plait.kernels.reference import ops
 from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
 
 FLUSH_BYTES = 1 if DRY else 256 << 20  # several times an H200's L2
@@ -117,7 +118,7 @@ def sampling_cases() -> Iterator[Case]:
         )
 
 
-def random_gguf_weight(name: str, outs: int, channels: int) -> GGUFWeight:
+def random_gguf_weight(name: str, outs: int, channels: int) -> CodedWeight:
     """Blocks of random bytes, but with a scale (and minimum) of 2^-12 in every block."""
     values, size = GGUF_BLOCK_SHAPES[name]
     blocks = torch.randint(0, 256, (outs * channels // values, size), dtype=torch.uint8, device=DEVICE)
@@ -127,7 +128,7 @@ def random_gguf_weight(name: str, outs: int, channels: int) -> GGUFWeight:
 
 
 def quantized_cases() -> Iterator[Case]:
-    from plait.kernels.triton.linear import quantized_linear, quantized_matmul
+    from plait.kernels.triton.linear import coded_matmul, quantized_linear, quantized_matmul
 
     for outs, channels in ((64, 256),) if DRY else ((4096, 4096), (28672, 4096), (4096, 14336)):
         dense = randn(outs, channels, dtype=torch.float32)
@@ -140,8 +141,8 @@ def quantized_cases() -> Iterator[Case]:
             for group, weight in four.items():
                 yield Case(
                     f"int4 group {group}, {rows} x {channels} -> {outs}",
-                    lambda x=x, w=weight: quantized_matmul.int4_matmul(x, w),
-                    lambda x=x, w=weight: matmul.int4_matmul(x, w),
+                    lambda x=x, w=weight: coded_matmul.coded_matmul(x, w),
+                    lambda x=x, w=weight: matmul.coded_matmul(x, w),
                     outs * channels * (0.5 + 2 / group) if small else 2.0 * rows * outs * channels,
                     "B" if small else "FLOP",
                 )
@@ -149,7 +150,7 @@ def quantized_cases() -> Iterator[Case]:
                 yield Case(
                     f"{name}, {rows} x {channels} -> {outs}",
                     lambda x=x, w=weight: quantized_linear.linear(x, w),
-                    lambda x=x, w=weight: matmul.gguf_matmul(x, w),
+                    lambda x=x, w=weight: matmul.coded_matmul(x, w),
                     sum(t.nbytes for t in vars(weight).values() if isinstance(t, torch.Tensor))
                     if small
                     else 2.0 * rows * outs * channels,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
+import reference_matmul
 import torch
 from machine import DRY
 from reference_fused import REFERENCE_FUSED_OPERATORS
@@ -259,7 +260,8 @@ def dry_kernels(device: str, has_quantized_weights: bool) -> Kernels:
     """Plain operators in the place of a GPU's."""
     fused = replace(REFERENCE_FUSED_OPERATORS, prefix_sharing_cost=lambda shape, most: PrefixSharingCost(1, 0, 1, most))
     plain = select_kernels(torch.device(device), torch.float32)
-    return replace(plain, fused=fused, supports_quantized_weights=has_quantized_weights)
+    products = {"linear": reference_matmul.make_linear(), "dequantize_rows": reference_matmul.dequantize_rows}
+    return replace(plain, fused=fused, supports_quantized_weights=has_quantized_weights, **products)
 
 
 def prompts(lengths: Iterable[int], vocab: int, seed: int = 0) -> list[list[int]]:

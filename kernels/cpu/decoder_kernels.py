@@ -265,7 +265,7 @@ def _run_experts(
     layer, num_experts = int64_matrix(args, arg.LAYERS)[index], settings[arg.NUM_EXPERTS]
     slot = args[arg.LAYERS, 1] * partition + index  # of this partition and layer
     counters = args[arg.EXPERT_COUNTERS, 0] + 16 * COUNTER_STRIDE * moe.NUM_PHASES * slot
-    expert_ctx = ThreadContext(ctx.thread_id, ctx.num_threads, counters, ctx.scratch)
+    expert_ctx = ctx._replace(counters=counters)
     end = begin + len(buffers.residual)
     per_token, groups = args[arg.CHOSEN, 2], int32_matrix(args, arg.GROUPS)[slot]
     experts = ExpertBuffers(

@@ -154,6 +154,11 @@ def maximum(b: Any, x: Any, y: Any) -> Any:
     return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 
+def larger_bits(b: Any, x: Any, y: Any) -> Any:
+    """Returns the larger of two bit patterns, int32 [16]: of float32 >= 0 the larger number, NaN being the largest."""
+    return b.select(b.icmp_unsigned(">", x, y), x, y)
+
+
 def reduce(b: Any, x: Any, combine: Any) -> Any:
     """Combines all lanes to a scalar, halves first."""
     width = x.type.count

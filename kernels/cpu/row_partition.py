@@ -23,8 +23,7 @@ def partition_bounds(partition: int, num_partitions: int, rows: int) -> Any:
 
 def partition_context(ctx: ThreadContext, partition: int, phases: int) -> ThreadContext:
     """Returns the context with a partition's counters; those of the first partition are the context's own."""
-    counters = ctx.counters + 16 * COUNTER_STRIDE * phases * partition
-    return ThreadContext(ctx.thread_id, ctx.num_threads, counters, ctx.scratch)
+    return ctx._replace(counters=ctx.counters + 16 * COUNTER_STRIDE * phases * partition)
 
 
 def partition_buffers(buffers: StepBuffers, begin: int, end: int) -> StepBuffers:
@@ -42,13 +41,7 @@ def partition_buffers(buffers: StepBuffers, begin: int, end: int) -> StepBuffers
 
 def partition_updates(updates: RowUpdates, begin: int, end: int) -> RowUpdates:
     """Returns the adapters of rows [begin, end)."""
-    return RowUpdates(
-        updates.slots[begin:end],
-        updates.table,
-        updates.first,
-        updates.rows_per_adapter,
-        updates.terms[begin:end],
-    )
+    return updates._replace(slots=updates.slots[begin:end], terms=updates.terms[begin:end])
 
 
 def partition_activations(x: QuantizedActivations, begin: int, end: int) -> QuantizedActivations:
@@ -64,16 +57,4 @@ def partition_activations(x: QuantizedActivations, begin: int, end: int) -> Quan
 
 def partition_batch(batch: AttentionBatch, begin: int, end: int) -> AttentionBatch:
     """Returns the batch with the positions and slots of rows [begin, end); all else stays whole."""
-    return AttentionBatch(
-        batch.positions[begin:end],
-        batch.q_starts,
-        batch.kv_starts,
-        batch.first_pages,
-        batch.pages,
-        batch.write_slots[begin:end],
-        batch.tiles,
-        batch.segments,
-        batch.split_starts,
-        batch.num_tiles,
-        batch.page_shift,
-    )
+    return batch._replace(positions=batch.positions[begin:end], write_slots=batch.write_slots[begin:end])

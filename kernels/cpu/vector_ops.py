@@ -149,16 +149,12 @@ def _sigmoid(b: Any, exponent: Any) -> Any:
     return v.reciprocal(b, b.fadd(v.constant(v.F32X16, 1.0), v.exp2(b, exponent)))
 
 
-def _unsigned_maximum(b: Any, x: Any, y: Any) -> Any:
-    return b.select(b.icmp_unsigned(">", x, y), x, y)
-
-
 def _quantize(b: Any, x: list[Any], quants: Any, scale: Any, sum_: Any, half_sums: Any) -> None:
     """Quantizes two vectors, a block of 32."""
     # The bits of float32 magnitudes, taken as integers, are ordered like the magnitudes, with NaN above infinity.
     bits = [b.and_(b.bitcast(part, v.I32X16), v.constant(v.I32X16, 0x7FFFFFFF)) for part in x]
-    top = _unsigned_maximum(b, bits[0], bits[1])
-    largest = b.bitcast(v.reduce(b, top, partial(_unsigned_maximum, b)), v.F32)
+    top = v.larger_bits(b, bits[0], bits[1])
+    largest = b.bitcast(v.reduce(b, top, partial(v.larger_bits, b)), v.F32)
     zero = b.fcmp_ordered("==", largest, v.F32(0.0))
     inverse = b.select(zero, v.F32(0.0), b.fdiv(v.F32(127.0), largest))
     inverses = v.splat(b, inverse)
@@ -192,8 +188,8 @@ def quantize_row(b: Any, x: Int, out: Int, scale: Int, count: Int) -> None:
     """Rounds 16 * count float32 to scale * int8; the scale, the largest magnitude / 127, is not finite if x is not."""
     loop = v.Loop(b, count, [v.constant(v.I32X16, 0)])  # of magnitudes' bits, as in `_quantize`
     bits = b.and_(v.load(b, b.add(x, b.mul(loop.i, v.I64(64))), v.I32X16), v.constant(v.I32X16, 0x7FFFFFFF))
-    (top,) = loop.end([_unsigned_maximum(b, loop.carried[0], bits)])
-    largest = b.bitcast(v.reduce(b, top, partial(_unsigned_maximum, b)), v.F32)
+    (top,) = loop.end([v.larger_bits(b, loop.carried[0], bits)])
+    largest = b.bitcast(v.reduce(b, top, partial(v.larger_bits, b)), v.F32)
     zero = b.fcmp_ordered("==", largest, v.F32(0.0))
     inverses = v.splat(b, b.select(zero, v.F32(0.0), b.fdiv(v.F32(127.0), largest)))
     v.store(b, b.fmul(largest, v.F32(1 / 127.0)), scale)

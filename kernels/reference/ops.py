@@ -11,11 +11,14 @@ import torch
 from torch.nn import functional
 
 from plait.kernels.layout import AttentionLayout
-from plait.kernels.operators import DenseLinearOp
+from plait.kernels.operators import AttentionLayer, DenseLinearOp
+from plait.kernels.quantized_weights import SimpleWeight
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Divides x [..., C] by its root mean square and multiplies by weight [C] (RMSNorm, Zhang and Sennrich 2019).
+
+    Each head of x [T, H, D] may have a weight of its own, [H, D].
 
     Computed in float32, returned in x's dtype. A float32 weight multiplies before the rounding to x's dtype (Gemma), a
     weight in x's dtype after it (Llama).
@@ -28,11 +31,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def rms_norm_in_place(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """Replaces x [T, C], whose rows may be strided, by its `rms_norm`."""
     x.copy_(rms_norm(x, weight, eps))
-
-
-def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`rms_norm` of each head: x [T, H, D] (rows may be strided), weight [H, D]. Returns [T, H, D]."""
-    return rms_norm(x, weight, eps)
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -65,6 +63,12 @@ def gelu_tanh_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
 def soft_cap_in_place(x: torch.Tensor, cap: float) -> None:
     """Replaces x [T, V] by cap * tanh(x / cap), computed in float32 (Gemma 2, arXiv 2408.00118)."""
     x.copy_(cap * torch.tanh(x.float() / cap))
+
+
+def dequantize_rows(weight: SimpleWeight, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns rows [n] of a weight [N, K], which must be a tensor and keeps its dtype: [n, K]."""
+    assert isinstance(weight, torch.Tensor)
+    return weight[rows]
 
 
 def experts(
@@ -108,17 +112,7 @@ def experts_dense(
 
 
 def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    layout: AttentionLayout,
-    scale: float,
-    window: int | None = None,
-    *,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
+    q: torch.Tensor, layer: AttentionLayer, layout: AttentionLayout, *, sinks: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Causal attention of q [T, H, D] over each row's pages; returns [T, H, D] in q's dtype.
 
@@ -130,6 +124,7 @@ def paged_attention(
     softcap * tanh(scores / softcap) (Gemma 2, arXiv 2408.00118). With `sinks` [H], the softmax has one more score per
     head, whose value is zero (gpt-oss).
     """
+    (k_cache, v_cache, k_scale, v_scale), scale, window, softcap = layer
     out = q.new_empty((*q.shape[:2], v_cache.shape[-1]))
     q_starts = layout.q_starts.tolist()
     group = q.shape[1] // k_cache.shape[-2]

@@ -10,19 +10,18 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout, AttentionShape
-from plait.kernels.operators import FusedOperators, Kernels, SampleOp, qk_norm_weights
+from plait.kernels.operators import FusedOperators, Kernels, SampleOp
 from plait.kernels.reference import ops
 from plait.kernels.triton.activation import gelu_tanh_and_multiply, silu_and_multiply, soft_cap_in_place
 from plait.kernels.triton.attention.layer_launches import LayerLaunches
-from plait.kernels.triton.attention.paged import attend, paged_attention, with_plans
+from plait.kernels.triton.attention.paged import attend, with_plans
 from plait.kernels.triton.attention.tile_config import prefix_sharing_cost
 from plait.kernels.triton.linear import grouped_matmul as grouped
 from plait.kernels.triton.linear.low_rank import add_low_rank, group_rows
 from plait.kernels.triton.linear.quantized_linear import dequantize_rows, linear
 from plait.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_in_place
-from plait.kernels.triton.rope_kv_write import apply_rope_and_write_kv
+from plait.kernels.triton.rope_kv_write import rotate_and_write
 from plait.kernels.triton.sampling import logprobs, sampler
 from plait.kernels.triton.sampling.logit_adjustments import count_tokens
 
@@ -37,14 +36,11 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
         dequantize_rows=dequantize_rows,
         rms_norm=rms_norm,
         rms_norm_in_place=rms_norm_in_place,
-        head_norm=ops.head_norm,
-        rotary=ops.rotary,
-        write_kv=ops.write_kv,
         silu_and_multiply=silu_and_multiply,
         gelu_tanh_and_multiply=gelu_tanh_and_multiply,
         soft_cap_in_place=soft_cap_in_place,
         experts=experts if is_16_bit else partial(ops.experts_dense, linear=functional.linear),
-        paged_attention=paged_attention,
+        paged_attention=attend,
         names={
             "attention": "triton",
             "matrix products": "torch; triton where weights have 4 or 8 bits",
@@ -68,34 +64,6 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
             bind_attention=LayerLaunches,
         ),
         supports_quantized_weights=is_16_bit,
-    )
-
-
-def rotate_and_write(
-    qkv: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    cache: LayerCache,
-    layout: AttentionLayout,
-    head_norm: torch.Tensor | None,
-    eps: float,
-    *,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Implements `RotateAndWriteOp`."""
-    q_norm, k_norm = qk_norm_weights(head_norm, qkv.shape[1] - 2 * cache.k.shape[1])
-    return apply_rope_and_write_kv(
-        qkv,
-        cos,
-        sin,
-        *cache[:2],
-        layout,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        eps=eps,
-        k_scale=cache.k_scale,
-        v_scale=cache.v_scale,
-        out=out,
     )
 
 

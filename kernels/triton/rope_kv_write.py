@@ -10,8 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
+from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
-from plait.kernels.triton.attention.inputs import FLOAT_DTYPES, cache_kind, scales_view, slots_view
+from plait.kernels.operators import qk_norm_weights
+from plait.kernels.triton.attention.inputs import FLOAT_DTYPES, cache_kind, cache_tensors
 from plait.kernels.triton.attention.tile_config import GpuSpec
 from plait.kernels.triton.float8 import to_e4m3
 
@@ -155,33 +157,27 @@ def _check_shapes(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, k: to
         raise ValueError(f"rotary tables {tuple(cos.shape)} and {tuple(sin.shape)} do not fit heads of {dim}")
 
 
-def apply_rope_and_write_kv(
+def rotate_and_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: LayerCache,
     layout: AttentionLayout,
+    head_norm: torch.Tensor | None,
+    eps: float,
     *,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `reference_rope.apply_rope_and_write_kv`; writes the queries to `out` [T, H, D], contiguous, if given.
+    """Implements `RotateAndWriteOp`, in `out` [T, H, D], contiguous, if given.
 
     Raises ValueError for shapes and strides that do not fit together.
     """
-    k, v = slots_view(k_cache), slots_view(v_cache)
+    k, v, k_scales, v_scales = cache_tensors(cache)
     tokens, heads, dim = qkv.shape
     groups, half = k.shape[1], cos.shape[1]
     _check_shapes(qkv, cos, sin, k, v)
-    if (q_norm is None) != (k_norm is None):
-        raise ValueError("q_norm and k_norm come together")
-    k_scales, v_scales = scales_view(k_scale, k), scales_view(v_scale, v)
-    kind = cache_kind(k_cache.dtype, GpuSpec(80, 1))
+    q_norm, k_norm = qk_norm_weights(head_norm, heads - 2 * groups)
+    kind = cache_kind(cache.k.dtype, GpuSpec(80, 1))
     out = torch.empty((tokens, heads - 2 * groups, dim), dtype=qkv.dtype, device=qkv.device) if out is None else out
     _rope_write_kv_kernel[(tokens, triton.cdiv(heads, HEADS_PER_PROGRAM))](
         qkv,

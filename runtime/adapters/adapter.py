@@ -86,7 +86,7 @@ class Adapter:
 
     def placed(self, config: ModelConfig, family: ModelFamily, layer: int, group: LayerGroup) -> list[PlacedUpdate]:
         """The changes of one product of a layer, in the order of their outputs."""
-        is_fused, placed, begin = family.packed_layer.fused_matrices, list[PlacedUpdate](), 0
+        is_fused, placed, begin = family.layer.fused_matrices, list[PlacedUpdate](), 0
         for module in (_FUSED_MODULES if is_fused else _MODULES)[group]:
             update = self.updates.get(f"model.layers.{layer}.{module}")
             if update is not None:
@@ -98,7 +98,7 @@ class Adapter:
 
 def modules_of(config: ModelConfig, family: ModelFamily) -> tuple[str, ...]:
     """The names of the modules that an adapter may change."""
-    groups = (_FUSED_MODULES if family.packed_layer.fused_matrices else _MODULES).items()
+    groups = (_FUSED_MODULES if family.layer.fused_matrices else _MODULES).items()
     experts = config.experts
     of_layers = (
         f"model.layers.{layer}.{module}"

@@ -36,9 +36,9 @@ from plait.runtime.executor.torch_outputs import TorchOutputs
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.communicator import SINGLE, Communicator
 from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.decoder import Decoder
 from plait.runtime.models.layers import StepUpdates
 from plait.runtime.models.pipeline_stages import Stage
-from plait.runtime.models.registry import decoder_class
 from plait.runtime.weights.checkpoint import open_checkpoint
 
 DEFAULT_GPU_BATCH_TOKENS = 8192
@@ -77,7 +77,7 @@ class TorchRunner(TorchOutputs):
         # LongRoPE chooses its frequencies by the context length.
         self.config = replace(checkpoint.config, context_length=self.context_length)
         try:
-            self.model = decoder_class(self.config)(
+            self.model = Decoder(
                 self.config,
                 checkpoint,
                 self.kernels,

@@ -32,7 +32,7 @@ class MoEConfig:
 class ModelConfig:
     """All parameters of a model that the forward pass needs besides the weights.
 
-    - `architecture`: the name of the family (`registry.FAMILY_NAMES`).
+    - `architecture`: the name of the family (`registry.FAMILIES`).
     - `attention_bias`: q, k and v have biases; `output_bias`: o has one; `mlp_bias`: gate, up and down have.
     - `sliding_window`: a query attends to this many latest positions, its own included; None for all. It applies to the
       layers that `sliding_layers` marks, or to all layers if that is empty.

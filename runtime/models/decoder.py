@@ -1,7 +1,7 @@
-"""The decoder-only transformer: weights and forward pass, in methods that families override.
+"""The decoder-only transformer: weights and forward pass.
 
-A family overrides the method whose step differs: loading a layer, the order of norms in a layer, the MLP. No method
-reads a tensor's value on the host, so a forward can be captured into a CUDA graph.
+What differs between families is in `ModelConfig` and `family.LayerForm`. No method reads a tensor's value on the host,
+so a forward can be captured into a CUDA graph.
 
 With tensor parallelism a decoder is that of one rank: config and weights are the rank's part (`weight_split.py`), and
 the sums and the logits of all ranks come from its communicator. A family needs no code for that, as long as every
@@ -12,14 +12,14 @@ linear layer behind split ones is called by `row_parallel`. With pipeline parall
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import torch
 
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
 from plait.kernels.operators import AttentionLayer, Kernels
-from plait.kernels.quantized_weights import SimpleWeight
+from plait.kernels.quantized_weights import SimpleWeight, StackedWeight, select_outputs
+from plait.kernels.reference import ops
 from plait.runtime.config import WeightFormat
 from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint
@@ -30,6 +30,7 @@ from plait.runtime.models.loading.rope_tables import build_rope_tables
 from plait.runtime.models.loading.torch_weights import TorchWeightLoader
 from plait.runtime.models.pipeline_stages import Stage
 from plait.runtime.models.registry import FAMILIES_BY_NAME
+from plait.runtime.models.rope import partial_rotary_permutation
 from plait.runtime.models.weight_split import vocabulary_range
 
 CosSin = tuple[torch.Tensor, torch.Tensor]  # cos and sin [T, D // 2] float32
@@ -44,7 +45,6 @@ class Decoder:
     `stage`: the layers that are loaded; None: all. Only the first stage can `embed`, only the last one has logits.
     """
 
-    supports_float16: ClassVar[bool] = True
     embedding: SimpleWeight  # [V, C], of the first stage
     norm: torch.Tensor  # [C], of the last stage, as the head
     head: SimpleWeight  # [V, C]
@@ -61,10 +61,13 @@ class Decoder:
         communicator: Communicator = SINGLE,
         stage: Stage | None = None,
     ) -> None:
-        if dtype == torch.float16 and not self.supports_float16:
+        self.form = FAMILIES_BY_NAME[config.architecture].layer
+        if dtype == torch.float16 and self.form.overflows_float16:
             raise InputError(f"activations of {config.architecture} overflow float16; use bfloat16 or float32")
         self.config, self.kernels, self.dtype, self.device = config, kernels, dtype, device
-        self.family = FAMILIES_BY_NAME[config.architecture]
+        self._embedding_scale = config.embedding_scale
+        if self.form.rounds_embedding_scale:
+            self._embedding_scale = torch.tensor(config.embedding_scale).to(dtype).item()
         self.communicator = communicator
         self.vocabulary = vocabulary_range(config.vocab_size, communicator.rank)  # of the embedding and the head
         self._weights, self._names = weights, set(weights.names())
@@ -149,11 +152,6 @@ class Decoder:
 
     # -- steps ------------------------------------------------------------------------------------
 
-    @property
-    def embedding_scale(self) -> float:
-        """The factor of embeddings."""
-        return self.config.embedding_scale
-
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings [T, C] of token_ids [T]."""
         if self.communicator.rank.size == 1:
@@ -165,7 +163,7 @@ class Decoder:
             rows = self.communicator.sum(rows * is_here[:, None])  # one rank's is not 0
         if self._updates is not None:
             self._updates.add_to_embeddings(rows, token_ids)
-        return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
+        return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
     def project(self, x: torch.Tensor, projection: Projection) -> torch.Tensor:
         """A product of the step, with what adapters add to it: x [T, K] -> [T, N]."""
@@ -212,9 +210,8 @@ class Decoder:
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x + delta, its norm), both [T, C]. A fused kernel, which only computes RMSNorm, writes the sum into x."""
-        has_rms_norm = type(self).rms_norm is Decoder.rms_norm  # a family may override it
-        if delta is not None and self.kernels.fused is not None and has_rms_norm:
+        """(x + delta, its norm), both [T, C]. A fused kernel writes the sum into x."""
+        if delta is not None and self.kernels.fused is not None:
             return x, self.kernels.fused.add_rms_norm(delta, x, weight, self.config.rms_norm_eps)
         x = x if delta is None else x + delta
         return x, self.rms_norm(x, weight)
@@ -234,7 +231,7 @@ class Decoder:
         """Attention of h [T, C] with its projections; returns [T, C]. The new KV is written to the cache first."""
         config, kernels = self.config, self.kernels
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
-        softcap = config.attention_softcap or None
+        layer = AttentionLayer(cache, config.softmax_scale, attention.window, config.attention_softcap or None)
         qkv = self.project(h, attention.qkv)
         if attention.joint_norms is not None:
             self.norm_queries_and_keys(qkv, attention.joint_norms)
@@ -243,17 +240,14 @@ class Decoder:
             cos, sin = cos_sin[attention.rope_table]
             weight, eps = attention.head_norm, config.rms_norm_eps
             q = kernels.fused.rotate_and_write(qkv, cos, sin, cache, layout, weight, eps)
-            layer = AttentionLayer(cache, config.softmax_scale, attention.window, softcap)
             attended = kernels.fused.attention(q, layer, layout)
             return self.row_parallel(attended.view(len(h), heads * size), attention.output)
         qk = qkv[:, : heads + kv_heads]
         if attention.head_norm is not None:
-            qk = kernels.head_norm(qk, attention.head_norm, config.rms_norm_eps)
-        qk = kernels.rotary(qk, *cos_sin[attention.rope_table])
-        kernels.write_kv(qk[:, heads:], qkv[:, heads + kv_heads :], cache[0], cache[1], layout.write_slots)
-        attended = kernels.paged_attention(
-            qk[:, :heads], cache[0], cache[1], layout, config.softmax_scale, attention.window, softcap=softcap
-        )  # [T, H, D]
+            qk = kernels.rms_norm(qk, attention.head_norm, config.rms_norm_eps)
+        qk = ops.rotary(qk, *cos_sin[attention.rope_table])
+        ops.write_kv(qk[:, heads:], qkv[:, heads + kv_heads :], cache[0], cache[1], layout.write_slots)
+        attended = kernels.paged_attention(qk[:, :heads], layer, layout)  # [T, H, D]
         return self.row_parallel(attended.reshape(len(h), heads * size), attention.output)
 
     def norm_queries_and_keys(self, qkv: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -275,11 +269,9 @@ class Decoder:
         """The MLP, or the mixture of experts, of h [T, C]; returns [T, C]."""
         if isinstance(mlp, MoE):
             return self.moe(mlp, h)
-        return self.row_parallel(self.activation(self.project(h, mlp.gate_up)), mlp.down)
-
-    def activation(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """activation(gate) * up: [T, 2 F] -> [T, F]."""
-        return self.kernels.silu_and_multiply(gate_up)
+        gate_up, is_silu = self.project(h, mlp.gate_up), self.form.activation == "silu"
+        activate = self.kernels.silu_and_multiply if is_silu else self.kernels.gelu_tanh_and_multiply
+        return self.row_parallel(activate(gate_up), mlp.down)
 
     def moe(self, experts: MoE, h: torch.Tensor) -> torch.Tensor:
         """The sum of each token's top experts, weighted by the router's softmax: [T, C] -> [T, C]."""
@@ -311,7 +303,7 @@ class Decoder:
     def load_layer(self, index: int, prefix: str) -> Layer:
         """Layer `index`; the names of its weights begin with `prefix`."""
         attention_norm, post_attention_norm, mlp_norm, post_mlp_norm = (
-            None if name is None else self.load_norm(f"{prefix}.{name}.weight") for name in self.family.layer_norms
+            None if name is None else self.load_norm(f"{prefix}.{name}.weight") for name in self.form.norms
         )
         return Layer(
             attention_norm=attention_norm,
@@ -324,11 +316,13 @@ class Decoder:
 
     def load_norm(self, name: str) -> torch.Tensor:
         """The factor that a norm multiplies by."""
-        return self.load_tensor(name)
+        dtype = torch.float32 if self.form.float32_norms else self.dtype
+        weight = self._weights.tensor(name, dtype, self.device)
+        return weight + 1.0 if self.form.unit_norms and self._weights.container != "gguf" else weight
 
     def load_attention(self, index: int, prefix: str) -> Attention:
         """The attention weights of layer `index`."""
-        config, is_joint = self.config, self.family.joint_qk_norms
+        config, is_joint = self.config, self.form.qk_norms == "joint"
         norms = self._qk_norms(f"{prefix}.self_attn")
         return Attention(
             qkv=self.load_qkv(f"{prefix}.self_attn"),
@@ -340,8 +334,20 @@ class Decoder:
         )
 
     def load_qkv(self, prefix: str) -> Projection:
-        """q, k and v as one projection."""
-        return self.load_projection(*(f"{prefix}.{part}_proj" for part in "qkv"))
+        """q, k and v as one projection; rows of partly rotated heads in the order of `partial_rotary_permutation`."""
+        config = self.config
+        if not self.form.fused_matrices:
+            return self.load_projection(*(f"{prefix}.{part}_proj" for part in "qkv"))
+        projection = self.load_projection(f"{prefix}.qkv_proj")
+        if config.effective_rotary_dim == config.head_dim:
+            return projection
+        rotated_heads = config.num_heads + config.num_kv_heads
+        rows = torch.arange((rotated_heads + config.num_kv_heads) * config.head_dim, device=self.device)
+        rows = rows.view(-1, config.head_dim)  # [H + 2 G, D]
+        order = partial_rotary_permutation(config.effective_rotary_dim, config.head_dim)
+        rows[:rotated_heads] = rows[:rotated_heads, torch.tensor(order, device=self.device)]
+        assert not isinstance(projection.weight, StackedWeight)  # it is one matrix of the file
+        return projection._replace(weight=select_outputs(projection.weight, rows.flatten()))
 
     def load_mlp(self, index: int, prefix: str) -> MLP | MoE:
         """The MLP of layer `index`, or its experts."""
@@ -353,8 +359,9 @@ class Decoder:
                 gate_up=torch.cat(gate_up, dim=1),
                 down=self.load_tensor(f"{prefix}.mlp.experts.down_proj.weight"),
             )
+        gate_up_names = ("gate_up",) if self.form.fused_matrices else ("gate", "up")
         return MLP(
-            gate_up=self.load_projection(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"),
+            gate_up=self.load_projection(*(f"{prefix}.mlp.{name}_proj" for name in gate_up_names)),
             down=self.load_projection(f"{prefix}.mlp.down_proj"),
         )
 

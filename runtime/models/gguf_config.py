@@ -100,12 +100,14 @@ def _require_full_rotary(keys: GGUFKeys, head_dim: int) -> None:
         raise UnsupportedModel(f"rope.dimension_count differs from the head size {head_dim}; they must be equal")
 
 
-def require_no_experts(keys: GGUFKeys) -> None:
-    """Raises UnsupportedModel for a mixture of experts."""
+def dense_fields(keys: GGUFKeys, tensor_fields: TensorDerivedFields) -> Fields:
+    """`common_fields` of a model without experts. Raises UnsupportedModel for a mixture of experts."""
+    fields = common_fields(keys, tensor_fields)
     if keys.get("expert_count", 0):
         raise UnsupportedModel(
             f"plait does not run {keys.prefix[:-1]} as a mixture of experts; it runs llama (Mixtral) and qwen3moe"
         )
+    return fields
 
 
 EXPERT_NAMES = {

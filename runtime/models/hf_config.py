@@ -71,6 +71,11 @@ def attention_biases(config: Mapping[str, Any]) -> Fields:
     return dict(attention_bias=bias, output_bias=bias)
 
 
+def all_biases(config: Mapping[str, Any]) -> Fields:
+    """`attention_biases`, and whether the matrices of the MLP have biases."""
+    return attention_biases(config) | {"mlp_bias": checked_bool("mlp_bias", config.get("mlp_bias", False))}
+
+
 def layer_types(config: Mapping[str, Any], num_layers: int, default: Callable[[int], bool]) -> tuple[bool, ...]:
     """For each layer, whether it has a sliding window. `default(layer)` applies if the config has no `layer_types`."""
     layer_kinds = config.get("layer_types")
@@ -82,18 +87,6 @@ def layer_types(config: Mapping[str, Any], num_layers: int, default: Callable[[i
         if kind not in ("full_attention", "sliding_attention"):
             raise UnsupportedModel(f"layers of the type {kind!r:.40} are not supported")
     return tuple(kind == "sliding_attention" for kind in layer_kinds)
-
-
-def qwen_sliding_window(config: Mapping[str, Any], num_layers: int) -> Fields:
-    """Qwen's window: only with `use_sliding_window`, and by default in the layers from `max_window_layers` on."""
-    if not checked_bool("use_sliding_window", config.get("use_sliding_window", False)):
-        return {}
-    first = config.get("max_window_layers", 28)
-    if type(first) is not int:
-        raise CorruptModel(f"max_window_layers is {first!r:.40}, not a whole number")
-    sliding = layer_types(config, num_layers, lambda i: i >= first)
-    window = config.get("sliding_window", 4096)
-    return dict(sliding_window=window if any(sliding) else None, sliding_layers=sliding)
 
 
 def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from plait.runtime.errors import InputError
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.registry import FAMILIES_BY_NAME
-from plait.runtime.models.weight_shapes import model_shapes
+from plait.runtime.models.weight_shapes import expected_shapes
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def split_layers(config: ModelConfig, size: int) -> tuple[Stage, ...]:
 def layer_weights(config: ModelConfig) -> list[int]:
     """The number of weights of every layer; the embedding counts to the first, norm and head to the last."""
     counts = [0] * config.num_layers
-    for name, shape in model_shapes(config, FAMILIES_BY_NAME[config.architecture].layer_shapes).items():
+    for name, shape in expected_shapes(config).items():
         number = name.removeprefix("model.layers.").partition(".")[0]
         index = int(number) if number.isdecimal() else 0 if name.startswith("model.embed_tokens.") else -1
         counts[index] += math.prod(shape)

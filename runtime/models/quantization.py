@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from plait.kernels.packed_support import packed_unsupported_reason
 from plait.runtime.config import WeightFormat
 from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.registry import FAMILIES_BY_NAME
 
 WEIGHT_BITS: dict[WeightFormat, int] = {"int8": 8, "int4": 4}  # weights with more bits are rounded
 # GGUF types that GPU kernels read directly -> bits
@@ -79,12 +79,10 @@ def unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | No
     """The reason why the model cannot run with 4- or 8-bit weights here; None if it can."""
     if device != "cpu":
         return _gpu_unsupported_reason(config, dtype, device)
-    if (cpu_reason := _cpu_unsupported_reason()) is not None:
+    if (cpu_reason := packed_unsupported_reason()) is not None:
         return cpu_reason
     if dtype != "bfloat16":
         return f"packed weights need bfloat16, not {dtype}"
-    if not FAMILIES_BY_NAME[config.architecture].has_packed_cpu:
-        return f"the packed kernels do not support the family {config.architecture}"
     if config.output_bias or config.mlp_bias:
         return "the packed kernels support biases of q, k and v only"
     widths: tuple[int, ...] = (config.hidden_size, config.intermediate_size, config.head_dim)
@@ -159,12 +157,3 @@ def _gpu_storage_mismatch(weights: Checkpoint) -> str | None:
     if weights.container == "gguf" and any(weights.stored_type(name) in GPU_NATIVE_FORMATS for name in matrices):
         return None
     return f"no matrix is stored as {', '.join(GPU_NATIVE_FORMATS)}"
-
-
-def _cpu_unsupported_reason() -> str | None:
-    try:
-        from plait.kernels.cpu.decoder import missing_features
-    except ImportError as error:
-        return f"llvmlite cannot be imported ({error})"
-    missing = missing_features()
-    return f"this CPU has no {', '.join(missing)}" if missing else None

@@ -1,43 +1,33 @@
 """The list of model families, and the lookup of a file's family.
 
-To add a family, add the folder families/<name>/ with a config.py that defines FAMILY, and its name to FAMILY_NAMES.
+To add a family, define its `ModelFamily` in a module of families/, and add it to FAMILIES.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plait.runtime.errors import UnsupportedModel
 from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.families import gemma, granite, llama, olmo2, phi3, qwen, smollm3
 from plait.runtime.models.family import ModelFamily
 from plait.runtime.models.gguf_config import GGUFKeys, TensorDerivedFields
 
-if TYPE_CHECKING:
-    from plait.runtime.models.decoder import Decoder
-
-FAMILY_NAMES = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "gemma2",
-    "gemma3",
-    "phi3",
-    "smollm3",
-    "granite",
-    "mixtral",
-    "olmo2",
+FAMILIES = (
+    llama.LLAMA,
+    llama.MISTRAL,
+    qwen.QWEN2,
+    qwen.QWEN3,
+    qwen.QWEN3_MOE,
+    gemma.GEMMA2,
+    gemma.GEMMA3,
+    phi3.PHI3,
+    smollm3.SMOLLM3,
+    granite.GRANITE,
+    llama.MIXTRAL,
+    olmo2.OLMO2,
 )
-
-
-def _load_family(name: str) -> ModelFamily:
-    family: ModelFamily = import_module(f"plait.runtime.models.families.{name}.config").FAMILY
-    if family.name != name:
-        raise ValueError(f"the family in families/{name} is named {family.name!r}; the two must agree")
-    return family
 
 
 def index_families(names_and_families: Iterable[tuple[str, ModelFamily]]) -> dict[str, ModelFamily]:
@@ -50,7 +40,6 @@ def index_families(names_and_families: Iterable[tuple[str, ModelFamily]]) -> dic
     return index
 
 
-FAMILIES = tuple(_load_family(name) for name in FAMILY_NAMES)
 FAMILIES_BY_NAME = index_families((family.name, family) for family in FAMILIES)
 _BY_HF_ARCHITECTURE = index_families((name, family) for family in FAMILIES for name in family.hf_architectures)
 _BY_GGUF_ARCHITECTURE, _EXPERTS_BY_GGUF_ARCHITECTURE = (
@@ -99,13 +88,6 @@ def config_from_gguf(metadata: Mapping[str, Any], tensor_fields: TensorDerivedFi
         raise _unsupported(name, _BY_GGUF_ARCHITECTURE)
     fields = family.read_gguf_config(GGUFKeys(metadata), tensor_fields or TensorDerivedFields())
     return ModelConfig(architecture=family.name, **fields)
-
-
-def decoder_class(config: ModelConfig) -> type[Decoder]:
-    """The torch decoder of the config's family. Imports torch."""
-    module, _, name = FAMILIES_BY_NAME[config.architecture].decoder.partition(":")
-    decoder: type[Decoder] = getattr(import_module(module), name)
-    return decoder
 
 
 def _unsupported(name: Any, supported: Iterable[str]) -> UnsupportedModel:

@@ -55,7 +55,7 @@ class NumpyLogitOperations:
 
     def topk(self, row: Float32Array, count: int) -> TopLogprobs:
         """See `LogitOperations`."""
-        ids = _largest_ids(row, min(count, len(row)))
+        ids = largest_ids(row, min(count, len(row)))
         return list(zip(ids.tolist(), row[ids].tolist(), strict=True))
 
     def apply_penalties_and_bias(
@@ -115,9 +115,7 @@ def row_argmax(logits: Float32Array) -> tuple[list[float], list[int]]:
 def _sample_all(row: Float32Array, peak: float, draw: GenerationRequest | DrawState) -> int:
     """Samples from one row [V] without filters: first a block of tokens, then a token of the block."""
     weights = _weights(row, peak, draw)
-    num_in_blocks = len(weights) - len(weights) % DRAW_BLOCK
-    block_sums = weights[:num_in_blocks].reshape(-1, DRAW_BLOCK).sum(axis=1, dtype=np.float64)
-    cumulative = np.append(block_sums, weights[num_in_blocks:].sum(dtype=np.float64)).cumsum()
+    cumulative = block_sums(weights).cumsum()
     target = hash_uniform(draw.seed, draw.num_sampled) * cumulative[-1]
     block = first_above(cumulative, target)
     sum_before = cumulative[block - 1] if block else 0.0
@@ -137,11 +135,11 @@ def _filtered_weights(
 ) -> tuple[TokenIds, Float64Array]:
     """The likeliest tokens of one row [V], falling, and their weights: 0 where a filter leaves them out."""
     params, all_weights = draw.params, _weights(row, peak, draw)
-    ids = _largest_ids(row, min(len(row), TOP_P_FIRST_PASS if params.top_k < 0 else max(params.top_k, 1)))
+    ids = largest_ids(row, min(len(row), TOP_P_FIRST_PASS if params.top_k < 0 else max(params.top_k, 1)))
     weights: Float64Array = all_weights[ids].astype(np.float64)
     total = float((weights if params.top_k > 0 else all_weights).sum(dtype=np.float64))
     if params.top_k < 0 and len(ids) < len(row) and weights.sum() < params.top_p * total:
-        ids = _largest_ids(row, len(row))
+        ids = largest_ids(row, len(row))
         weights = all_weights[ids].astype(np.float64)
     kept = is_kept(weights, weights.cumsum() - weights, total, params)
     if not kept.any():
@@ -160,12 +158,19 @@ def _weights(row: Float32Array, peak: float, draw: GenerationRequest | DrawState
     return weights
 
 
+def block_sums(weights: Float32Array | Float64Array) -> Float64Array:
+    """The sums of weights [V] over blocks of DRAW_BLOCK tokens, the last of which may be shorter."""
+    num_in_blocks = len(weights) - len(weights) % DRAW_BLOCK
+    sums: Float64Array = weights[:num_in_blocks].reshape(-1, DRAW_BLOCK).sum(axis=1, dtype=np.float64)
+    return np.append(sums, weights[num_in_blocks:].sum(dtype=np.float64))
+
+
 def first_above(cumulative: Float64Array, target: float) -> int:
     """The first index where cumulative weights [N] exceed `target`; never one of weight 0, whatever the rounding."""
     return min(int(cumulative.searchsorted(target, side="right")), int(cumulative.searchsorted(cumulative[-1])))
 
 
-def _largest_ids(row: Float32Array, count: int) -> TokenIds:
+def largest_ids(row: Float32Array | Float64Array, count: int) -> TokenIds:
     """The ids of the `count` largest values of row [V], falling, equal values by token id."""
     if count < len(row):
         floor = np.partition(row, len(row) - count)[len(row) - count]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.runtime.arrays import Float32Array, Float64Array
-from plait.runtime.sampling.numpy_ops import first_above
+from plait.runtime.sampling.numpy_ops import first_above, largest_ids
 
 TOP_TOKENS = 64  # allowed tokens whose probabilities are kept at a prefix
 MAX_TREE_BYTES = 1 << 20
@@ -57,13 +57,7 @@ class TokenDistribution:
     def __init__(self, allowed: AllowedTokens) -> None:
         found, values = allowed
         self.num_allowed = len(found)
-        if len(found) > TOP_TOKENS:
-            floor = np.partition(values, len(values) - TOP_TOKENS)[len(values) - TOP_TOKENS]
-            above = np.flatnonzero(values > floor)
-            kept = np.concatenate([above, np.flatnonzero(values == floor)[: TOP_TOKENS - len(above)]])
-        else:
-            kept = np.arange(len(found))
-        kept = kept[np.argsort(-values[kept], kind="stable")]
+        kept = largest_ids(values, min(len(found), TOP_TOKENS))
         self.ids: npt.NDArray[np.int64] = found[kept]
         self.weights: Float64Array = values[kept]
         self.allowed_mass = min(1.0, float(values.sum()))

@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.runtime.arrays import Float64Array
+from plait.runtime.sampling.numpy_ops import DRAW_BLOCK, block_sums
 from plait.runtime.sampling.prefix_tree import AllowedTokens, FloatArray
 
 MAX_CHECKED = 2  # expected tokens beside the likeliest one: a mask costs about as much as so many checks
 MAX_REJECTED = 1  # tokens of one prefix; then its mask is filled, and the probability is known
 NUM_TAIL_DRAWS = 4
-BLOCK = 512  # tokens
 SMALL_TAIL = 0.05  # of unchecked probability: one draw is enough
 
 
@@ -48,7 +48,7 @@ class TokenRejection:
         self._verdicts: dict[int, bool] = {}
         self._masked: AllowedTokens | None = None  # once the mask is filled
         self._weights = probabilities
-        self._block_ends = _block_sums(probabilities).cumsum()  # faster than a sum for each token
+        self._block_ends = block_sums(probabilities).cumsum()  # faster than a sum for each token
         self._total = float(self._block_ends[-1])
         self._blocks: dict[int, Float64Array] = {}
 
@@ -139,23 +139,16 @@ class TokenRejection:
         """Cumulative probabilities of the tokens of a block, from its start."""
         found = self._blocks.get(block)
         if found is None:
-            found = self._weights[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64)
+            found = self._weights[block * DRAW_BLOCK : (block + 1) * DRAW_BLOCK].cumsum(dtype=np.float64)
             self._blocks[block] = found
         return found
 
     def _mass_before(self, token: int) -> float:
-        block, index = divmod(token, BLOCK)
+        block, index = divmod(token, DRAW_BLOCK)
         return self._block_start(block) + (float(self._within_block(block)[index - 1]) if index else 0.0)
 
     def _locate(self, target: float) -> int:
         """The token where the cumulative probability exceeds `target`."""
         block = min(int(self._block_ends.searchsorted(target, side="right")), len(self._block_ends) - 1)
         index = int(self._within_block(block).searchsorted(target - self._block_start(block), side="right"))
-        return min(block * BLOCK + index, len(self._weights) - 1)
-
-
-def _block_sums(weights: FloatArray) -> Float64Array:
-    """The sums of weights [V] over blocks of BLOCK tokens, the last of which may be shorter."""
-    num_whole = len(weights) - len(weights) % BLOCK
-    sums: Float64Array = weights[:num_whole].reshape(-1, BLOCK).sum(axis=1, dtype=np.float64)
-    return sums if num_whole == len(weights) else np.append(sums, weights[num_whole:].sum(dtype=np.float64))
+        return min(block * DRAW_BLOCK + index, len(self._weights) - 1)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from plait.runtime.errors import ModelNotFound
 from plait.runtime.models.checkpoint_interface import Checkpoint, CompleteCheckpoint
+from plait.runtime.models.weight_shapes import expected_shapes
 from plait.runtime.weights.gguf_checkpoint import GGUFCheckpoint
 from plait.runtime.weights.safetensors_checkpoint import SafetensorsCheckpoint
-from plait.runtime.weights.shape_check import expected_shapes
 
 __all__ = ["Checkpoint", "expected_shapes", "open_checkpoint"]
 

@@ -18,8 +18,9 @@ from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.family import ModelFamily
 from plait.runtime.models.gguf_config import TensorDerivedFields
 from plait.runtime.models.registry import FAMILIES_BY_NAME, config_from_gguf
+from plait.runtime.models.weight_shapes import expected_shapes
 from plait.runtime.weights.parallel_read import Readers
-from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of
+from plait.runtime.weights.shape_check import check_shape, shape_of
 from plait.runtime.weights.stored_rows import StoredRows
 
 if TYPE_CHECKING:

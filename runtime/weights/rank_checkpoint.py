@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,9 @@ import numpy.typing as npt
 from plait.kernels.quantized_matrix import Grid, is_aligned
 from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint, CompleteCheckpoint
+from plait.runtime.models.weight_shapes import expected_shapes
 from plait.runtime.models.weight_split import Rank, WeightSplit, rank_config
 from plait.runtime.weights.checkpoint import open_checkpoint
-from plait.runtime.weights.shape_check import expected_shapes
 
 if TYPE_CHECKING:
     import torch
@@ -35,30 +35,12 @@ class RankCheckpoint:
 
     def __init__(self, complete: CompleteCheckpoint, rank: Rank) -> None:
         self._complete, self._rank = complete, rank
+        self.container, self.paths, self.quantization = complete.container, complete.paths, complete.quantization
+        self.names, self.stored_type, self.is_quantized = complete.names, complete.stored_type, complete.is_quantized
+        self.close = complete.close
         self.config = rank_config(complete.config, rank.size)
         self._full_shapes = expected_shapes(complete.config)
         self._parts = WeightSplit(complete.config, rank, self._full_shapes, expected_shapes(self.config)).parts
-
-    @property
-    def container(self) -> Literal["gguf", "safetensors"]:
-        return self._complete.container
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return self._complete.paths
-
-    @property
-    def quantization(self) -> str | None:
-        return self._complete.quantization
-
-    def names(self) -> tuple[str, ...]:
-        return self._complete.names()
-
-    def stored_type(self, name: str) -> str:
-        return self._complete.stored_type(name)
-
-    def is_quantized(self, name: str) -> bool:
-        return self._complete.is_quantized(name)
 
     def grid(self, name: str) -> Grid | None:
         part, inputs = self._parts[name], self._full_shapes[name][-1]
@@ -97,9 +79,6 @@ class RankCheckpoint:
         if part.is_zero:
             return torch.zeros(self._full_shapes[name], dtype=dtype, device=device)
         return self._complete.tensor(name, dtype, device, part)
-
-    def close(self) -> None:
-        self._complete.close()
 
     def _cut_blocks(self, name: str, stored: str) -> InputError:
         inputs, size = self._full_shapes[name][-1], self._rank.size

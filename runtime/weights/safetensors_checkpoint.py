@@ -17,12 +17,13 @@ from plait.runtime.model_files.json_file import read_json_object
 from plait.runtime.model_files.safetensors_bytes import BYTES, SafetensorsBytes, widen
 from plait.runtime.models.checkpoint_interface import COMPLETE, WeightPart
 from plait.runtime.models.registry import FAMILIES_BY_NAME, config_from_hf
+from plait.runtime.models.weight_shapes import expected_shapes
 from plait.runtime.weights.parallel_read import Readers
 from plait.runtime.weights.quantized.code_arrays import CodeArray
 from plait.runtime.weights.quantized.modules import QuantizedModules
 from plait.runtime.weights.quantized.registry import read_quantization
 from plait.runtime.weights.quantized.stored_module import TensorInfo
-from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of
+from plait.runtime.weights.shape_check import check_shape, shape_of
 from plait.runtime.weights.stored_rows import StoredRows
 
 if TYPE_CHECKING:

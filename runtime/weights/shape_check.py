@@ -6,14 +6,6 @@ from collections.abc import Sequence
 
 from plait.runtime.errors import CorruptModel
 from plait.runtime.models.checkpoint_interface import WeightShapes
-from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.registry import FAMILIES_BY_NAME
-from plait.runtime.models.weight_shapes import model_shapes
-
-
-def expected_shapes(config: ModelConfig) -> WeightShapes:
-    """Names and shapes of all tensors that a model of this config needs."""
-    return model_shapes(config, FAMILIES_BY_NAME[config.architecture].layer_shapes)
 
 
 def check_shape(name: str, stored: Sequence[int] | None, expected: tuple[int, ...]) -> None:

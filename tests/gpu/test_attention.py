@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import FP8, Layer, close, expected, i32, layout_of, offsets_of, on, tensors
+from attention_cases import FP8, Layer, attention_layer, close, expected, i32, layout_of, offsets_of, on, tensors
 
 from plait.kernels.layout import AttentionLayout, AttentionShape
 
@@ -35,19 +35,9 @@ BATCHES = {
 
 
 def run(layer: Layer, inputs: dict, layout: AttentionLayout, **more) -> torch.Tensor:
-    from plait.kernels.triton.attention.paged import paged_attention
+    from plait.kernels.triton.attention.paged import attend
 
-    names = ("q", "k_cache", "v_cache")
-    return paged_attention(
-        *(inputs[name] for name in names),
-        layout,
-        layer.dim**-0.5,
-        layer.window,
-        softcap=layer.softcap,
-        k_scale=inputs["k_scale"],
-        v_scale=inputs["v_scale"],
-        **more,
-    )
+    return attend(inputs["q"], attention_layer(layer, inputs), layout, **more)
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])

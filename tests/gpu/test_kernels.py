@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import pytest
 import reference_float32
+import reference_matmul as matmul
 import reference_sampling
 import torch
 from gguf_blocks import random_blocks
 
 from plait.kernels import quantized_weights
+from plait.kernels.coded_weights import CODE_BITS, weight_from_gguf
 from plait.kernels.gguf_dequantize import dequantize as gguf_dequantize
-from plait.kernels.gguf_weights import CODE_BITS, weight_from_gguf
 from plait.kernels.quantized_weights import StackedWeight
-from plait.kernels.reference import matmul
 from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU (since 2026-11-21)")
@@ -95,13 +95,13 @@ def test_sampling_and_logprobs_in_a_captured_graph() -> None:
 @pytest.mark.parametrize("rows", [1, 16, 17, 64, 65, 2048])
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 def test_quantized_matmul_equals_the_reference(rows: int, dtype: torch.dtype) -> None:
-    from plait.kernels.triton.linear import quantized_matmul
+    from plait.kernels.triton.linear import coded_matmul, quantized_matmul
 
     dense, x = randn(6144, 4096, dtype=torch.float32), randn(rows, 4096, dtype=dtype, seed=1)
     for group in (32, 128):
         for with_minima in (False, True):
             int4 = quantized_weights.quantize_int4(dense, group, with_minima=with_minima)
-            result, expected = quantized_matmul.int4_matmul(x, int4), matmul.int4_matmul(x, int4)
+            result, expected = coded_matmul.coded_matmul(x, int4), matmul.coded_matmul(x, int4)
             assert relative_error(result, expected) < 3e-3
     int8 = quantized_weights.quantize_int8(dense)
     assert relative_error(quantized_matmul.int8_matmul(x, int8), matmul.int8_matmul(x, int8)) < 3e-3

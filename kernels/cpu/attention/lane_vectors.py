@@ -54,11 +54,6 @@ class LaneVectors(NamedTuple):
         return x
 
 
-def larger_bits(b: Any, x: Any, y: Any) -> Any:
-    """Returns the larger of two bit patterns, int32 [16]: of float32 >= 0 the larger number, NaN being the largest."""
-    return b.select(b.icmp_unsigned(">", x, y), x, y)
-
-
 class ProbsWriter(NamedTuple):
     """What an update of the online softmax does with the probabilities of a chunk."""
 
@@ -117,5 +112,5 @@ def largest_visible(b: Any, lanes: Lanes, numbers: Int, base: Int, kv_begins: In
     loop, is_seen = _begin_positions(vectors, positions, [zero])
     offset = b.mul(loop.i, v.I64(4 * vectors.positions))
     seen = b.select(is_seen, vectors.load_of_positions(b.add(numbers, offset), v.I32), zero)
-    (largest,) = loop.end([larger_bits(b, seen, loop.carried[0])])
-    vectors.store(vectors.reduce(largest, lambda x, y: larger_bits(b, x, y)), out)
+    (largest,) = loop.end([v.larger_bits(b, seen, loop.carried[0])])
+    vectors.store(vectors.reduce(largest, lambda x, y: v.larger_bits(b, x, y)), out)

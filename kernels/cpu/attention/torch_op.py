@@ -31,6 +31,7 @@ from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART, ThreadKernel
 from plait.kernels.cpu.parallel.threads import COUNTER_STRIDE, claim_work
 from plait.kernels.cpu.vector_ops import address_of
 from plait.kernels.layout import AttentionLayout
+from plait.kernels.operators import AttentionLayer
 
 TILE_TOKENS = 8  # query tokens of one row that read a block together
 NO_SCORE = -1e30  # of a position that is not seen, and the running maximum before any score
@@ -179,17 +180,9 @@ def _write_scaled(x: int, factor: Any, out: int, count: int) -> None:
         target[i] = source[i] * factor
 
 
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    layout: AttentionLayout,
-    scale: float,
-    window: int | None = None,
-    *,
-    softcap: float | None = None,
-) -> torch.Tensor:
+def paged_attention(q: torch.Tensor, layer: AttentionLayer, layout: AttentionLayout) -> torch.Tensor:
     """Computes `reference.paged_attention` for bfloat16 and float32 caches on a CPU."""
+    (k_cache, v_cache, _, _), scale, window, softcap = layer
     tokens, num_heads, head_dim = q.shape
     num_kv_heads, padding = k_cache.shape[-2], -head_dim % LANES
     is_bfloat16, q_per_kv, threads = k_cache.dtype == torch.bfloat16, num_heads // num_kv_heads, torch.get_num_threads()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class Expressions:
         self.variables: dict[str, Variable] = {}
 
     def call_kernel(self, function: FunctionType, arguments: list[Value]) -> Any:
-        """As in `Caller`."""
+        """Calls another kernel, which is compiled first."""
         raise NotImplementedError
 
     def evaluate(self, node: ast.expr) -> Any:
@@ -192,6 +192,8 @@ class Expressions:
         return Value(kind, tuple(phis))
 
     def _call(self, node: ast.Call) -> Any:
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "_replace":
+            return self._replaced(as_value(self.evaluate(node.func.value)), node)
         if node.keywords:
             raise CompileError("arguments have no names")
         if isinstance(node.func, ast.Attribute) and node.func.attr == "reshape":
@@ -202,21 +204,23 @@ class Expressions:
         function = self.evaluate(node.func)
         return call(self, function, [self.evaluate(argument) for argument in node.args])
 
+    def _replaced(self, value: Value, node: ast.Call) -> Value:
+        """Returns a NamedTuple with some of its fields changed."""
+        if not isinstance(value.kind, Record) or not value.kind.cls or node.args:
+            raise CompileError("`_replace` takes named fields of a NamedTuple")
+        fields = dict(zip(value.kind.cls._fields, items_of(value), strict=True))
+        for change in node.keywords:
+            if change.arg not in fields:
+                raise CompileError(f"{value.kind} has no {change.arg}")
+            fields[change.arg] = as_value(self.evaluate(change.value))
+        return record(value.kind.cls, list(fields.values()))
+
 
 # -- calls ----------------------------------------------------------------------------------------
 # Calls in compiled code: of kernels, of intrinsics that generate LLVM code, and of a few known functions.
 
 
-class Caller(Protocol):
-    """What a call needs from the function that it stands in."""
-
-    b: Any  # llvmlite's builder
-
-    def call_kernel(self, function: FunctionType, arguments: list[Value]) -> Any:
-        """Calls another kernel, which is compiled first."""
-
-
-def call(caller: Caller, function: Any, arguments: list[Any]) -> Any:
+def call(caller: Expressions, function: Any, arguments: list[Any]) -> Any:
     """Returns the result of a call; None if the function has none."""
     b = caller.b
     if function in CASTS:

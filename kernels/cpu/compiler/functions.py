@@ -105,7 +105,7 @@ class FunctionBody(Expressions):
         self.run(self.tree.body)
 
     def call_kernel(self, function: FunctionType, arguments: list[Value]) -> Any:
-        """As in `calls.Caller`."""
+        """As in `Expressions`."""
         b = self.b
         compiled, kind = self.module.compiled(function, tuple(argument.kind for argument in arguments))
         parts = [part for argument in arguments for part in argument.parts]

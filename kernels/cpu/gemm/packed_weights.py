@@ -24,6 +24,7 @@ from plait.kernels.cpu.gemm.layouts import (
     PackedLayout,
 )
 from plait.kernels.cpu.kernel_args import aligned_empty
+from plait.kernels.gguf_types import BLOCK_SHAPES
 
 Bytes = npt.NDArray[np.uint8]
 ROUNDED_LAYOUTS = {4: "Q4_1", 8: "Q8_0"}  # bits -> the layout of weights that `quantize` rounds
@@ -58,6 +59,12 @@ class PackedWeight:
         return int(self.data.shape[1]) * self.layout.unit_bytes
 
 
+def block_bytes(layout: PackedLayout) -> int:
+    """Bytes of the inputs of a unit in GGUF's blocks, which for floats are single numbers."""
+    values, size = BLOCK_SHAPES[layout.name]
+    return layout.unit_inputs // values * size
+
+
 @dataclass(frozen=True)
 class StoredWeight:
     """A weight [O, C] in GGUF's blocks of a layout: uint8 [O, bytes of a row]."""
@@ -67,31 +74,11 @@ class StoredWeight:
 
     @property
     def block_bytes(self) -> int:
-        return GGUF_BLOCK_BYTES[self.layout.name]
+        return block_bytes(self.layout)
 
     @property
     def inputs(self) -> int:
         return int(self.rows.shape[1]) // self.block_bytes * self.layout.unit_inputs
-
-
-GGUF_BLOCK_BYTES = {
-    "Q4_0": 18,
-    "Q4_1": 20,
-    "Q5_0": 22,
-    "Q5_1": 24,
-    "Q8_0": 34,
-    "Q2_K": 84,
-    "Q3_K": 110,
-    "Q4_K": 144,
-    "Q5_K": 176,
-    "Q6_K": 210,
-    "IQ4_NL": 18,
-    "IQ4_XS": 136,
-    "MXFP4": 17,
-    "F16": 64,  # of 32 numbers, which the gguf package counts one by one
-    "BF16": 64,
-    "F32": 128,
-}
 
 
 def from_gguf(raw: Bytes, quantization: str, shape: tuple[int, ...]) -> StoredWeight | None:
@@ -119,7 +106,7 @@ def quantize_rows(
     if inputs % QUANT_BLOCK:
         raise ValueError(f"the weight's {inputs} inputs are not a multiple of {QUANT_BLOCK}")
     layout = LAYOUTS[ROUNDED_LAYOUTS[bits]]
-    rounded = np.empty((outputs, inputs // QUANT_BLOCK * GGUF_BLOCK_BYTES[layout.name]), np.uint8)
+    rounded = np.empty((outputs, inputs // QUANT_BLOCK * block_bytes(layout)), np.uint8)
     step = max(1, CHUNK_WEIGHTS // inputs)
 
     def round_rows(first: int) -> None:

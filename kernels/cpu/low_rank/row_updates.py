@@ -25,9 +25,7 @@ ROWS_PER_ITEM = 4
 
 def of_product(updates: RowUpdates, layer: int, product: int) -> RowUpdates:
     """The updates of one product of a layer; `layer` is their number for the products behind them."""
-    return RowUpdates(
-        updates.slots, updates.table, types.NUM_PRODUCTS * layer + product, updates.rows_per_adapter, updates.terms
-    )
+    return updates._replace(first=types.NUM_PRODUCTS * layer + product)
 
 
 def rows_per_adapter(num_layers: int) -> int:

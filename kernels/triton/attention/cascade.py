@@ -13,7 +13,7 @@ import triton.language as tl
 from plait.kernels.layout import SHARED_ALIGN, AttentionLayout, SharedPrefixes, SplitKVPlan
 from plait.kernels.triton.attention.inputs import AttentionInputs
 from plait.kernels.triton.attention.kv_loop import attend_kv_range, cache_scale, find_row, prefix_split_len
-from plait.kernels.triton.attention.tile_config import gpu_spec, group_size, padded_dim, shared_prefix_tile_config
+from plait.kernels.triton.attention.tile_config import gpu_spec, group_size, shared_prefix_tile_config
 from plait.kernels.triton.kernel_launch import KernelLaunch
 
 
@@ -128,12 +128,11 @@ def shared_prefix_launch(
     ValueError if they do not fit.
     """
     shape, num_shared_tokens = plan.shape, len(shared.tokens)
-    group = group_size(shape)
     blocks = shared_prefix_tile_config(gpu_spec(inputs.q.device), shape, num_shared_tokens)
     if plan.prefix_out is None or plan.prefix_out.shape[1] != num_shared_tokens:
         raise ValueError(f"the plan was not allocated for shared prefixes of {num_shared_tokens} tokens")
     num_groups = len(shared.leader_rows)
-    tiles = num_shared_tokens // (blocks.rows // group) + num_groups
+    tiles = num_shared_tokens // (blocks.rows // group_size(shape)) + num_groups
     return KernelLaunch(
         _shared_prefix_kernel,
         (tiles, shape.num_kv_heads, len(plan.prefix_out)),
@@ -154,17 +153,7 @@ def shared_prefix_launch(
         shape.window or 0,
         *inputs.q.stride()[:2],
         *inputs.cache_strides,
-        GROUP=group,
         HEADS=shape.num_heads,
-        D=shape.head_dim,
-        BLOCK_D=padded_dim(shape.head_dim),
-        BLOCK_M=blocks.rows,
-        BLOCK_N=blocks.keys,
-        PAGE_SIZE=layout.page_size,
-        CACHE=inputs.kind,
-        WINDOW=shape.window is not None,
-        SOFTCAP=inputs.softcap,
         ALIGN=SHARED_ALIGN,
-        num_warps=blocks.warps,
-        num_stages=blocks.stages,
+        **inputs.constants(layout, shape, blocks),
     )

@@ -15,7 +15,7 @@ import triton.language as tl
 from plait.kernels.layout import SHARED_ALIGN, AttentionLayout, SplitKVPlan
 from plait.kernels.triton.attention.inputs import AttentionInputs
 from plait.kernels.triton.attention.kv_loop import attend_kv_range, cache_scale, prefix_split_len
-from plait.kernels.triton.attention.tile_config import decode_tile_config, gpu_spec, group_size, padded_dim
+from plait.kernels.triton.attention.tile_config import decode_tile_config, gpu_spec, padded_dim
 from plait.kernels.triton.kernel_launch import KernelLaunch
 
 
@@ -228,9 +228,8 @@ def decode_launch(
 
     For shared prefixes, that of `shared_prefix_launch` runs before it.
     """
-    shape, gpu, shared = plan.shape, gpu_spec(out.device), layout.shared
-    group, dim = group_size(shape), padded_dim(shape.head_dim)
-    blocks = decode_tile_config(gpu, shape, plan.block_rows)
+    shape, shared = plan.shape, layout.shared
+    dim = padded_dim(shape.head_dim)
     return KernelLaunch(
         _decode_kernel,
         (shape.num_kv_heads, len(plan.work_items), 1),
@@ -255,18 +254,8 @@ def decode_launch(
         *inputs.q.stride()[:2],
         *out.stride()[:2],
         *inputs.cache_strides,
-        GROUP=group,
-        D=shape.head_dim,
-        BLOCK_D=dim,
-        BLOCK_M=plan.block_rows,
-        BLOCK_N=blocks.keys,
-        PAGE_SIZE=layout.page_size,
-        CACHE=inputs.kind,
-        WINDOW=shape.window is not None,
-        SOFTCAP=inputs.softcap,
         SHARED=shared is not None,
         ALIGN=SHARED_ALIGN,
         SPLITS=16 if dim > 128 else 8192 // max(dim, 128),
-        num_warps=blocks.warps,
-        num_stages=blocks.stages,
+        **inputs.constants(layout, shape, decode_tile_config(gpu_spec(out.device), shape, plan.block_rows)),
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from plait.kernels.kv_cache import LayerCache
-from plait.kernels.layout import AttentionShape
+from plait.kernels.layout import AttentionLayout, AttentionShape
 from plait.kernels.operators import AttentionLayer
-from plait.kernels.triton.attention.tile_config import GpuSpec, gpu_spec, group_size
+from plait.kernels.triton.attention.tile_config import GpuSpec, TileConfig, gpu_spec, group_size, padded_dim
 from plait.kernels.triton.support import MAX_HEAD_DIM
 
 FP8 = torch.float8_e4m3fn
@@ -28,6 +29,22 @@ class AttentionInputs:
     kind: str  # CACHE in kv_loop
     score_scales: tuple[float, float]  # inner and outer scale, see kv_loop.attend_kv_range
     softcap: bool
+
+    def constants(self, layout: AttentionLayout, shape: AttentionShape, tile: TileConfig) -> dict[str, Any]:
+        """Returns the constants that all attention kernels have, and Triton's options."""
+        return dict(
+            GROUP=group_size(shape),
+            D=shape.head_dim,
+            BLOCK_D=padded_dim(shape.head_dim),
+            BLOCK_M=tile.rows,
+            BLOCK_N=tile.keys,
+            PAGE_SIZE=layout.page_size,
+            CACHE=self.kind,
+            WINDOW=shape.window is not None,
+            SOFTCAP=self.softcap,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
 
 
 def cache_kind(dtype: torch.dtype, gpu: GpuSpec) -> str:

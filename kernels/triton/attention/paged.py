@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import torch
 
-from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout, AttentionShape, SplitKVPlan
 from plait.kernels.operators import AttentionLayer
 from plait.kernels.triton.attention.cascade import shared_prefix_launch
@@ -43,30 +42,6 @@ def with_plans(layout: AttentionLayout, *shapes: AttentionShape) -> AttentionLay
     return replace(layout, plans=plans)
 
 
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    layout: AttentionLayout,
-    scale: float,
-    window: int | None = None,
-    *,
-    softcap: float | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    deterministic: bool = False,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """As `reference.ops.paged_attention`; up to 16 query heads per KV head, D up to 256.
-
-    With `deterministic`, all rows run on the prefill kernel, which neither splits keys nor looks at other rows: a
-    token's bits depend on its own row alone, and long rows decode slowly. Raises ValueError or TypeError for shapes
-    and dtypes that do not fit together.
-    """
-    layer = AttentionLayer(LayerCache(k_cache, v_cache, k_scale, v_scale), scale, window, softcap)
-    return attend(q, layer, layout, out=out, deterministic=deterministic)
-
-
 def attend(
     q: torch.Tensor,
     layer: AttentionLayer,
@@ -75,7 +50,12 @@ def attend(
     out: torch.Tensor | None = None,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """Implements `CacheAttentionOp`; otherwise as `paged_attention`."""
+    """As `reference.ops.paged_attention`, in `out` if given; up to 16 query heads per KV head, D up to 256.
+
+    With `deterministic`, all rows run on the prefill kernel, which neither splits keys nor looks at other rows: a
+    token's bits depend on its own row alone, and long rows decode slowly. Raises ValueError or TypeError for shapes
+    and dtypes that do not fit together.
+    """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     for launch in attention_launches(q, layer, layout, out, deterministic=deterministic):
         launch.run()
@@ -85,7 +65,7 @@ def attend(
 def attention_launches(
     q: torch.Tensor, layer: AttentionLayer, layout: AttentionLayout, out: torch.Tensor, *, deterministic: bool = False
 ) -> list[KernelLaunch]:
-    """Returns what `paged_attention` launches, in order; may plan at once, if the layout has no plan."""
+    """Returns what `attend` launches, in order; may plan at once, if the layout has no plan."""
     shape, inputs = attention_shape_of(q, layer.cache.k, layer.window), attention_inputs(q, layer)
     max_q_len, gpu = max_new_tokens_per_row(layout), gpu_spec(q.device)
     if deterministic:

@@ -14,7 +14,7 @@ import triton.language as tl
 from plait.kernels.layout import AttentionLayout, AttentionShape
 from plait.kernels.triton.attention.inputs import AttentionInputs
 from plait.kernels.triton.attention.kv_loop import attend_kv_range, attend_unmasked_kv_range, cache_scale, find_row
-from plait.kernels.triton.attention.tile_config import TileConfig, group_size, padded_dim
+from plait.kernels.triton.attention.tile_config import TileConfig, group_size
 from plait.kernels.triton.kernel_launch import KernelLaunch
 
 
@@ -160,8 +160,7 @@ def prefill_launch(
     out: torch.Tensor,
 ) -> KernelLaunch:
     """Returns the launch that fills `out` [T, H, D] for the rows with more than `max_decode_q_len` new tokens."""
-    group = group_size(shape)
-    tiles = len(out) // (blocks.rows // group) + layout.num_rows
+    tiles = len(out) // (blocks.rows // group_size(shape)) + layout.num_rows
     return KernelLaunch(
         _prefill_kernel,
         (shape.num_kv_heads, tiles, 1),
@@ -179,16 +178,6 @@ def prefill_launch(
         *inputs.q.stride()[:2],
         *out.stride()[:2],
         *inputs.cache_strides,
-        GROUP=group,
-        D=shape.head_dim,
-        BLOCK_D=padded_dim(shape.head_dim),
-        BLOCK_M=blocks.rows,
-        BLOCK_N=blocks.keys,
-        PAGE_SIZE=layout.page_size,
-        CACHE=inputs.kind,
-        WINDOW=shape.window is not None,
-        SOFTCAP=inputs.softcap,
         OVERLAP=blocks.overlaps and inputs.caches[0].dtype == inputs.q.dtype,
-        num_warps=blocks.warps,
-        num_stages=blocks.stages,
+        **inputs.constants(layout, shape, blocks),
     )

@@ -13,22 +13,20 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from plait.kernels.gguf_weights import GGUFWeight
+from plait.kernels.coded_weights import CodedWeight, in_input_order
 from plait.kernels.quantized_weights import (
     Float8Weight,
-    Int4Weight,
     LinearWeight,
     QuantizedWeight,
     SimpleWeight,
     StackedWeight,
-    in_input_order,
     num_outputs,
 )
 from plait.kernels.triton.attention.tile_config import gpu_spec
 from plait.kernels.triton.float8 import float8_over_256
 from plait.kernels.triton.linear import float8_matmul as float8
-from plait.kernels.triton.linear.gguf_matmul import dequantize_gguf, gguf_matmul
-from plait.kernels.triton.linear.quantized_matmul import int4_matmul, int8_matmul
+from plait.kernels.triton.linear.coded_matmul import coded_matmul, dequantize_coded
+from plait.kernels.triton.linear.quantized_matmul import int8_matmul
 
 MAX_FUSED_DEQUANT_ROWS = 512
 MAX_WIDENED_FLOAT8_ROWS = 64  # with more, activations are rounded to float8; up to here, memory bounds the product
@@ -61,9 +59,9 @@ def _quantized_linear(
         return float8.float8_matmul(x, weight, bias, out)
     if len(x) > MAX_FUSED_DEQUANT_ROWS:
         return _dequantize_then_matmul(x, weight, bias, out)
-    if isinstance(weight, GGUFWeight):
-        return gguf_matmul(x, weight, bias, out)
-    return int4_matmul(x, weight, bias, out) if isinstance(weight, Int4Weight) else int8_matmul(x, weight, bias, out)
+    if isinstance(weight, CodedWeight):
+        return coded_matmul(x, weight, bias, out)
+    return int8_matmul(x, weight, bias, out)
 
 
 def multiplies_float8(rows: int, weight: Float8Weight, device: torch.device) -> bool:
@@ -73,18 +71,18 @@ def multiplies_float8(rows: int, weight: Float8Weight, device: torch.device) -> 
 
 
 def dequantize_rows(weight: SimpleWeight, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As `reference.matmul.dequantize_rows`; for a quantized weight, `rows` [n] are contiguous int32 or int64."""
+    """As `reference_matmul.dequantize_rows`; for a quantized weight, `rows` [n] are contiguous int32 or int64."""
     if isinstance(weight, torch.Tensor):
         return weight[rows]
     wide = _dequantize(weight, rows, 0, len(rows), dtype)
-    return in_input_order(wide, weight) if isinstance(weight, Int4Weight) else wide
+    return in_input_order(wide, weight) if isinstance(weight, CodedWeight) else wide
 
 
 def _dequantize_then_matmul(
     x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, out: torch.Tensor | None
 ) -> torch.Tensor:
     outs = num_outputs(weight)
-    if isinstance(weight, Int4Weight) and weight.order is not None:
+    if isinstance(weight, CodedWeight) and weight.order is not None:
         x = x[:, weight.order]
     if out is None:
         out = torch.empty((len(x), outs), dtype=x.dtype, device=x.device)
@@ -100,69 +98,17 @@ def _dequantize(
     weight: QuantizedWeight, rows: torch.Tensor | None, first: int, count: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """Dequantizes the output channels `rows`, or `count` of them from `first` on: [count, K], in the weight's order."""
-    if isinstance(weight, GGUFWeight):
-        return dequantize_gguf(weight, rows, first, count, dtype)
-    channels = weight.in_features if isinstance(weight, Int4Weight) else weight.values.shape[1]
+    if isinstance(weight, CodedWeight):
+        return dequantize_coded(weight, rows, first, count, dtype)
+    channels = weight.values.shape[1]
     out = torch.empty((count, channels), dtype=dtype, device=weight.scales.device)
-    grid = (triton.cdiv(count, 64), triton.cdiv(channels, 64))
-    if not count:
-        return out
-    if isinstance(weight, Int4Weight):
-        _dequantize_int4[grid](
-            weight.packed, weight.scales, weight.minima, weight.table, rows, out, first, count, num_outputs(weight),
-            channels, GROUP=weight.group, HAS_MINIMA=weight.minima is not None, HAS_TABLE=weight.table is not None,
-            HAS_ROWS=rows is not None, num_warps=4,
-        )  # fmt: skip
-    else:
-        _dequantize_int8[grid](
+    if count:
+        _dequantize_int8[triton.cdiv(count, 64), triton.cdiv(channels, 64)](
             weight.values, weight.scales, rows, out, first, count, num_outputs(weight), channels,
             GROUP=weight.group if weight.is_grouped else 0, IS_FLOAT8=isinstance(weight, Float8Weight),
             HAS_ROWS=rows is not None, num_warps=4,
         )  # fmt: skip
     return out
-
-
-@triton.jit
-def _dequantize_int4(
-    packed_ptr,
-    scales_ptr,
-    minima_ptr,
-    table_ptr,
-    rows_ptr,
-    out_ptr,
-    first,
-    count,
-    outs,
-    channels,
-    GROUP: tl.constexpr,
-    HAS_MINIMA: tl.constexpr,
-    HAS_TABLE: tl.constexpr,
-    HAS_ROWS: tl.constexpr,
-):
-    i = tl.program_id(0) * 64 + tl.arange(0, 64)
-    n = first + i
-    if HAS_ROWS:
-        n = tl.load(rows_ptr + i, mask=i < count, other=0)
-    span = tl.program_id(1)
-    byte = tl.arange(0, 32)
-    at = (span.to(tl.int64) * outs + n)[:, None] * 32 + byte[None, :]
-    packed = tl.load(packed_ptr + at, mask=(i < count)[:, None], other=0).to(tl.int32)  # [64, 32]
-    for half in tl.static_range(2):
-        k = span * 64 + half * 32
-        group = (k // GROUP) * outs + n
-        scale = tl.load(scales_ptr + group, mask=i < count, other=0.0).to(tl.float32)[:, None]
-        code = (packed >> (4 * half)) & 15
-        number = code.to(tl.float32)
-        if HAS_TABLE:
-            wide = tl.load(table_ptr + code) * scale
-        elif HAS_MINIMA:
-            lowest = tl.load(minima_ptr + group, mask=i < count, other=0.0).to(tl.float32)[:, None]
-            wide = number * scale + lowest
-        else:
-            wide = (number - 8) * scale
-        to = out_ptr + i[:, None].to(tl.int64) * channels + k + byte[None, :]
-        inside = (i < count)[:, None] & (k + byte < channels)[None, :]
-        tl.store(to, wide.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -14,8 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plait.kernels.gguf_weights import SPAN, SPAN_PAIR
-from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight
+from plait.kernels.quantized_weights import Float8Weight, Int8Weight
 from plait.kernels.triton.attention.tile_config import gpu_spec
 from plait.kernels.triton.float8 import float8_over_256
 
@@ -69,61 +68,6 @@ def finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS
     elif HAS_BIAS:
         acc += tl.load(bias_ptr + n, mask=n < outs, other=0.0).to(tl.float32)[:, None]
     tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _int4_matmul(
-    x_ptr,
-    packed_ptr,
-    scales_ptr,
-    minima_ptr,
-    table_ptr,
-    bias_ptr,
-    out_ptr,
-    rows,
-    outs,
-    channels,
-    pairs,
-    pairs_per_split,
-    x_stride,
-    out_stride,
-    GROUP: tl.constexpr,
-    HAS_MINIMA: tl.constexpr,
-    HAS_TABLE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
-    split = tl.program_id(2)
-    byte = tl.arange(0, 32)
-    x_row = x_ptr + m[None, :].to(tl.int64) * x_stride  # [1, BM]
-    acc = tl.zeros((BN, BM), tl.float32)
-    for number in range(0, pairs_of_split(split, pairs_per_split, pairs)):
-        pair = split * pairs_per_split + number
-        for step in tl.static_range(2):
-            span = pair * 2 + step
-            at = (span.to(tl.int64) * outs + n)[:, None] * 32 + byte[None, :]
-            packed = tl.load(packed_ptr + at, mask=(n < outs)[:, None], other=0).to(tl.int32)  # [BN, 32]
-            for half in tl.static_range(2):
-                first = span * 64 + half * 32
-                k = first + byte
-                x = tl.load(x_row + k[:, None], mask=(k < channels)[:, None] & (m < rows)[None, :], other=0.0)
-                group = (first // GROUP) * outs + n
-                scale = tl.load(scales_ptr + group, mask=n < outs, other=0.0).to(tl.float32)[:, None]
-                # 2^23 + q has q in its lowest bits: one OR and one subtraction convert an integer to float32.
-                nibble = ((packed >> (4 * half)) & 15) | 0x4B000000
-                if HAS_TABLE:
-                    wide = tl.load(table_ptr + (nibble & 15)) * scale
-                elif HAS_MINIMA:
-                    lowest = tl.load(minima_ptr + group, mask=n < outs, other=0.0).to(tl.float32)[:, None]
-                    wide = (nibble.to(tl.float32, bitcast=True) - 8388608.0) * scale + lowest
-                else:
-                    wide = (nibble.to(tl.float32, bitcast=True) - 8388616.0) * scale
-                acc = tl.dot(wide.to(x.dtype), x, acc)
-    finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS, SPLITS)
 
 
 @triton.jit
@@ -188,22 +132,10 @@ def _reduce_splits(parts_ptr, bias_ptr, out_ptr, rows, outs, out_stride, HAS_BIA
     tl.store(out_ptr + row * out_stride + n, total.to(out_ptr.dtype.element_ty), mask=n < outs)
 
 
-def int4_matmul(
-    x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """As `reference.matmul.int4_matmul`, for x in bfloat16 or float16 with K contiguous; else ValueError."""
-    out = check_operands(x, weight.in_features, weight.out_features, bias, out)
-    pairs = len(weight.packed) * SPAN // SPAN_PAIR
-    x = x if weight.order is None else x[:, weight.order]
-    launch(_int4_matmul, (weight.packed, weight.scales, weight.minima, weight.table), x, bias, out, pairs,
-            GROUP=weight.group, HAS_MINIMA=weight.minima is not None, HAS_TABLE=weight.table is not None)  # fmt: skip
-    return out
-
-
 def int8_matmul(
     x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `reference.matmul.int8_matmul`, for x in bfloat16 or float16 with K contiguous; else ValueError."""
+    """As `reference_matmul.int8_matmul`, for x in bfloat16 or float16 with K contiguous; else ValueError."""
     out_features, in_features = weight.values.shape
     out = check_operands(x, in_features, out_features, bias, out)
     launch(_int8_matmul, (weight.values, weight.scales), x, bias, out, triton.cdiv(in_features, 128),

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plait.kernels.sampling_inputs import LogitAdjustments
+from plait.kernels.sampling_inputs import LogitAdjustments, Penalties, RowBias, RowMasks
 from plait.kernels.triton.sampling.vocab_chunks import NEGATIVE_INFINITY, check_logits, chunk_size
 
 
@@ -113,16 +113,9 @@ def launch_adjust_logits(
         adjusted,
         chunk_max,
         chunk_argmax,
-        masks.words if masks else None,
-        masks.rows if masks else None,
-        bias.values if bias else None,
-        bias.rows if bias else None,
-        penalties.counts if penalties else None,
-        penalties.prompts if penalties else None,
-        penalties.rows if penalties else None,
-        penalties.frequency if penalties else None,
-        penalties.presence if penalties else None,
-        penalties.repetition if penalties else None,
+        *(masks or (None,) * len(RowMasks._fields)),
+        *(bias or (None,) * len(RowBias._fields)),
+        *(penalties or (None,) * len(Penalties._fields)),
         vocab,
         num_chunks,
         logits.stride(0),

@@ -347,7 +347,7 @@ class PiecewiseForward:
         self._prepare, self._layout, self._updates = prepare, layout, updates
         self._layers: list[AttentionLayer] = []
         self._replay = stream.capture_pieces(self._forward)
-        self._attention = self._fused.bound_attention(self._layers)
+        self._attention = self._fused.bind_attention(self._layers)
 
     @property
     def _fused(self) -> FusedOperators:

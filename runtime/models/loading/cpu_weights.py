@@ -19,7 +19,7 @@ from plait.runtime.config import WeightFormat
 from plait.runtime.model_files.safetensors_bytes import BYTES, widen
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.family import ModelFamily, PackedLayer
+from plait.runtime.models.family import LayerForm
 from plait.runtime.models.loading.packed_store import Packed, PackedStore, PackingThreads
 from plait.runtime.models.loading.rope_tables import build_rope_tables
 from plait.runtime.models.quantization import WEIGHT_BITS, LoadProgress
@@ -47,11 +47,10 @@ class PackedWeightLoader:
         config: ModelConfig,
         weights: Checkpoint,
         weight_format: WeightFormat,
-        family: ModelFamily,
         threads: PackingThreads,
     ) -> None:
         self.config, self.weights, self.weight_format = config, weights, weight_format
-        self._family, self._layer = family, family.packed_layer
+        self._form = FAMILIES_BY_NAME[config.architecture].layer
         self._run = threads.run
         self.store = PackedStore(weights, weight_format, threads)
         self.names = frozenset(weights.names())
@@ -95,22 +94,18 @@ class PackedWeightLoader:
     def load_norm(self, name: str) -> Floats:
         """The factors that a norm multiplies by."""
         weight = self.float32_array(name)
-        return weight + np.float32(1.0) if self._layer.unit_norms and self.weights.container != "gguf" else weight
-
-    def _load_layer_norms(self, prefix: str) -> list[Floats | None]:
-        """A layer's norms, before and after attention and the MLP."""
-        return [
-            None if name is None else self.load_norm(f"{prefix}.{name}.weight") for name in self._family.layer_norms
-        ]
+        return weight + np.float32(1.0) if self._form.unit_norms and self.weights.container != "gguf" else weight
 
     def load_layer(self, index: int) -> LayerWeights:
         """Layer `index`, which must have the weights that the family describes; head norms are optional."""
         config, prefix = self.config, f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         projections = [f"{attention}.{part}_proj" for part in "qkv"]
-        fused = self._layer.fused_matrices
+        fused = self._form.fused_matrices
         biases = [self.float32_array(f"{name}.bias") for name in projections if f"{name}.bias" in self.names]
-        norm, post_norm, mlp_norm, post_mlp_norm = self._load_layer_norms(prefix)
+        norm, post_norm, mlp_norm, post_mlp_norm = (
+            None if name is None else self.load_norm(f"{prefix}.{name}.weight") for name in self._form.norms
+        )
         has_experts = config.experts is not None and config.experts.layers[index]
         router = self.float32_array(f"{mlp}.gate.weight") if has_experts else None
         mlp = f"{mlp}.experts" if has_experts else mlp
@@ -168,7 +163,7 @@ class PackedWeightLoader:
         if f"{prefix}.q_norm.weight" not in self.names:
             return None
         query, key = (self.load_norm(f"{prefix}.{part}_norm.weight") for part in "qk")
-        if self._family.joint_qk_norms:
+        if self._form.qk_norms == "joint":
             return np.concatenate([query, key])
         return np.concatenate([query] * self.config.num_heads + [key] * self.config.num_kv_heads)
 
@@ -191,20 +186,21 @@ def load_packed_decoder(
     its step. With AMX this is the AMX kernel, which is faster for many tokens and 1.5 times slower for one.
 
     Raises NotPackable as `PackedWeightLoader.load_stored` does, and ValueError if the packed decoder lacks something
-    that the model needs: the family's `has_packed_cpu` is wrong then.
+    that the model needs.
     """
-    family = FAMILIES_BY_NAME[config.architecture]
-    _check_rotary(config, family.packed_layer)
+    form = FAMILIES_BY_NAME[config.architecture].layer
+    if config.effective_rotary_dim != config.head_dim and not form.fused_matrices:
+        raise ValueError(f"the packed decoder lacks partial rotation, which {config.architecture} needs")
     with PackingThreads(threads) as packing_threads:
-        loader = PackedWeightLoader(config, weights, weight_format, family, packing_threads)
-        decoder_weights = _load_weights(config, loader, family, progress)
+        loader = PackedWeightLoader(config, weights, weight_format, packing_threads)
+        decoder_weights = _load_weights(config, loader, form, progress)
     loader.store.save()
     amx_min_tokens = 1 if deterministic or _all_floats(decoder_weights.layers) else AMX_MIN_TOKENS
     return CpuDecoder(decoder_weights, threads, amx_min_tokens)
 
 
 def _load_weights(
-    config: ModelConfig, loader: PackedWeightLoader, family: ModelFamily, progress: LoadProgress
+    config: ModelConfig, loader: PackedWeightLoader, form: LayerForm, progress: LoadProgress
 ) -> DecoderWeights:
     embedding = loader.load_packed("model.embed_tokens")
     layers = []
@@ -230,8 +226,8 @@ def _load_weights(
             config.attention_softcap,
         ),
         eps=config.rms_norm_eps,
-        activation=ACTIVATIONS[family.packed_layer.activation],
-        joint_head_norms=family.joint_qk_norms,
+        activation=ACTIVATIONS[form.activation],
+        joint_head_norms=form.qk_norms == "joint",
         logit_scale=config.logit_scale,
         logit_softcap=config.logit_softcap,
         experts=None
@@ -248,8 +244,3 @@ def _all_floats(layers: Sequence[LayerWeights]) -> bool:
         for weight in (*layer.qkv, layer.output, layer.gate_up.first, layer.gate_up.second, layer.down)
     )
     return all(weight.layout.is_float for weight in weights)
-
-
-def _check_rotary(config: ModelConfig, layer: PackedLayer) -> None:
-    if config.effective_rotary_dim != config.head_dim and not layer.fused_matrices:
-        raise ValueError(f"the packed decoder lacks partial rotation, which {config.architecture} needs")

@@ -46,7 +46,7 @@ _SOURCES = (
     "weights/stored_rows.py",
 )
 _GEMM_SOURCES = ("layouts.py", "gguf_blocks.py", "packed_weights.py")
-_KERNEL_SOURCES = ("matrix_layouts.py", "quantized_matrix.py")
+_KERNEL_SOURCES = ("gguf_types.py", "matrix_layouts.py", "quantized_matrix.py")
 
 
 class PackedEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -196,7 +196,7 @@ def weights_key(checkpoint: Checkpoint, weight_format: WeightFormat) -> str:
     """Returns the key of a checkpoint's packed weights in the cache. Raises OSError."""
     stored = [f"{name} {checkpoint.stored_type(name)}" for name in checkpoint.names()]
     family = FAMILIES_BY_NAME[checkpoint.config.architecture]
-    layer = (family.packed_layer, family.gguf_permuted_qk, sorted(family.gguf_layer_names.items()))
+    layer = (family.layer, family.gguf_permuted_qk, sorted(family.gguf_layer_names.items()))
     depends_on = [_packing_hash(), checkpoint.container, weight_format, repr(layer), repr(checkpoint.config), *stored]
     return packed_cache.model_key(checkpoint.paths, depends_on)
 

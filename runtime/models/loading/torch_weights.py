@@ -10,13 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
+from plait.kernels.coded_weights import weight_from_gguf
 from plait.kernels.device_weights import device_weight, device_weight_bits
-from plait.kernels.gguf_weights import CODE_BITS, weight_from_gguf
 from plait.kernels.quantized_weights import (
     LinearWeight,
     SimpleWeight,
     concat_outputs,
-    int4_from_gguf,
     int8_from_gguf,
     quantize_int4,
     quantize_int8,
@@ -100,9 +99,7 @@ class TorchWeightLoader:
         stored_type, blocks, (outs, channels) = self._weights.read_blocks(name, self._device)
         if stored_type == "Q8_0":
             return int8_from_gguf(blocks, (outs, channels))
-        if stored_type in CODE_BITS:
-            return weight_from_gguf(blocks, stored_type, (outs, channels))
-        return int4_from_gguf(blocks, stored_type, (outs, channels))
+        return weight_from_gguf(blocks, stored_type, (outs, channels))
 
     def _load_quantized(self, name: str, bits: int) -> SimpleWeight:
         weight = self._weights.tensor(name, torch.float32, self._device)

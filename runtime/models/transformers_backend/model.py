@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from plait.kernels.kernel_selection import select_kernels
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
+from plait.kernels.operators import AttentionLayer
 from plait.kernels.reference import ops
 from plait.runtime.errors import CorruptModel, UnsupportedModel
 
@@ -202,18 +203,15 @@ class PagedAttention:
             return self.record(module, q, k, v)
         cache = self.caches[self._indices[module]]
         ops.write_kv(k, v, cache.k, cache.v, self.layout.write_slots)
-        q = q.to(cache.k.dtype)
+        q, layer = q.to(cache.k.dtype), AttentionLayer(cache, scale, window, softcap)
         if sinks is None and k.shape[2] == v.shape[2]:
-            q = q.contiguous()
-            return self._plain_attention(q, cache.k, cache.v, self.layout, scale, window, softcap=softcap)
-        return ops.paged_attention(q, cache.k, cache.v, self.layout, scale, window, softcap=softcap, sinks=sinks)
+            return self._plain_attention(q.contiguous(), layer, self.layout)
+        return ops.paged_attention(q, layer, self.layout, sinks=sinks)
 
 
 def attach(model: torch.nn.Module, attention: PagedAttention) -> None:
     """Makes `attention` that of every layer of a transformers model, through transformers' attention interface."""
     from transformers import AttentionInterface
-
-    from plait.runtime.models.transformers_backend.model import replace_attention
 
     AttentionInterface.register(NAME, paged_attention_forward)
     for module in model.modules():

@@ -33,7 +33,7 @@ SHAPE |= dict(num_attention_heads=4, num_key_value_heads=2, head_dim=32)
 MODELS = {
     case_id((family, variant)): (case.model_class, settings)
     for family, case in FAMILY_CASES.items()
-    for variant, settings in (case.packed_variants or {}).items()
+    for variant, settings in case.packed_variants.items()
 }
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 needs_amx = pytest.mark.skipif(not amx.available(), reason="2026-11-21: products in bfloat16 need AMX")

@@ -102,7 +102,7 @@ def test_apply_rope_and_write_kv(rows, q_per_kv, head_dim, with_bias, with_norms
     layout.write_slots[0] = -1  # this token is not written
     expected = (qkv + bias if with_bias else qkv)[:, :rotated]
     if with_norms == "each head":
-        expected = reference.head_norm(expected, norms, 1e-5)
+        expected = reference.rms_norm(expected, norms, 1e-5)
     elif with_norms == "joint":
         parts = zip(*(x.split([q_per_kv * kv_heads, kv_heads], dim=-2) for x in (expected, norms)), strict=True)
         expected = torch.cat(

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.kernels.cpu.attention import torch_op
+from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
+from plait.kernels.operators import AttentionLayer
 from plait.kernels.reference import ops
 
 PAGES = 700
@@ -51,9 +53,9 @@ def inputs(total: int, heads: int, groups: int, size: int, dtype: torch.dtype, s
 def test_compiled_attention_equals_the_reference(rows, heads_groups, size, dtype, window, softcap):
     layout = layout_of(rows)
     q, k, v = inputs(int(layout.q_starts[-1]), *heads_groups, size, dtype)
-    scale = 1.3 * size**-0.5  # models may have their own scale
-    expected = ops.paged_attention(q, k, v, layout, scale, window, softcap=softcap)
-    result = torch_op.paged_attention(q, k, v, layout, scale, window, softcap=softcap)
+    layer = AttentionLayer(LayerCache(k, v), 1.3 * size**-0.5, window, softcap)  # models may have their own scale
+    expected = ops.paged_attention(q, layer, layout)
+    result = torch_op.paged_attention(q, layer, layout)
     assert result.dtype == dtype
     torch.testing.assert_close(result, expected, atol=2e-2 if dtype == torch.bfloat16 else 2e-5, rtol=2e-2)
 
@@ -65,7 +67,7 @@ def test_reference_attention_equals_scaled_dot_product_attention():
     expected = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(0, 1), k[pages].transpose(0, 1), v[pages].transpose(0, 1), is_causal=True, enable_gqa=True
     )
-    result = ops.paged_attention(q, k, v, layout, 32**-0.5)
+    result = ops.paged_attention(q, AttentionLayer(LayerCache(k, v), 32**-0.5), layout)
     torch.testing.assert_close(result, expected.transpose(0, 1), atol=1e-5, rtol=1e-5)
 
 
@@ -74,13 +76,13 @@ def test_reference_attention_equals_scaled_dot_product_attention():
 def test_bits_of_a_token_do_not_depend_on_chunks_or_other_rows(length, chunk, other_rows, dtype):
     """Compares one row in a single step with the same row in chunks beside other rows."""
     q, k, v = inputs(length, 6, 2, 64, dtype, seed=1)
-    full_layout = layout_of([(length, 0)])
-    expected = torch_op.paged_attention(q, k, v, full_layout, 0.125)
+    layer, full_layout = AttentionLayer(LayerCache(k, v), 0.125), layout_of([(length, 0)])
+    expected = torch_op.paged_attention(q, layer, full_layout)
     for start in range(0, length, chunk):
         count = min(chunk, length - start)
         rows = [(count, start), *other_rows]
         mixed = layout_of(rows)
         mixed.kv_pages[: start + count] = full_layout.kv_pages[: start + count]
         other_q = torch.randn(sum(q_len for q_len, _ in other_rows), 6, 64).to(dtype)
-        batched = torch_op.paged_attention(torch.cat([q[start : start + count], other_q]), k, v, mixed, 0.125)
+        batched = torch_op.paged_attention(torch.cat([q[start : start + count], other_q]), layer, mixed)
         assert torch.equal(batched[:count], expected[start : start + count])

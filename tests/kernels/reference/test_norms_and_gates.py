@@ -17,7 +17,7 @@ def test_rms_norm_and_gated_silu_equal_torch():
 
 def test_head_norm_normalizes_every_head_separately():
     x, weight = torch.randn(5, 9, 16)[:, 1:7], torch.randn(6, 16)
-    result = ops.head_norm(x, weight, 1e-5)
+    result = ops.rms_norm(x, weight, 1e-5)
     for head in range(6):
         torch.testing.assert_close(result[:, head], ops.rms_norm(x[:, head], weight[head], 1e-5))
 

@@ -18,6 +18,7 @@ FILES = [
     "sampling/sampler",
     "sampling/threshold_search",
     "sampling/logprobs",
+    "linear/coded_matmul",
     "linear/quantized_matmul",
     "linear/quantized_linear",
     "linear/grouped_matmul",
@@ -43,7 +44,7 @@ def launched_kernels() -> set[str]:
             if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
         }
         names |= jitted & used
-    return names | {"_int4_matmul", "_int8_matmul"}  # launched through a variable
+    return names | {"_coded_matmul", "_int8_matmul"}  # launched through a variable
 
 
 def test_every_kernel_is_compiled_for_every_architecture(reports: list[Report]) -> None:

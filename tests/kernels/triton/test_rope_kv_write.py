@@ -10,8 +10,9 @@ import triton_device as kernel_device
 from attention_cases import FP8, i32, layout_of, on
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_rope import apply_rope_and_write_kv
+from reference_fused import rotate_and_write
 
+from plait.kernels.kv_cache import LayerCache
 from plait.kernels.reference.ops import dequantize_kv
 from plait.kernels.triton import rope_kv_write
 
@@ -20,22 +21,19 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TOLERANCE = {F32: 1e-5, F16: 4e-3, BF16: 3e-2}
 
 
-def caches(cache: torch.dtype, slots: int, groups: int, dim: int) -> dict[str, torch.Tensor | None]:
-    tensors: dict[str, torch.Tensor | None] = {}
-    for name, scale in (("k", 0.01), ("v", 0.02)):
-        tensors[f"{name}_cache"] = torch.zeros(slots, groups, dim, device=DEVICE).to(cache)
-        tensors[f"{name}_scale"] = None
+def caches(cache: torch.dtype, slots: int, groups: int, dim: int) -> LayerCache:
+    tensors, scales = [], []
+    for scale in (0.01, 0.02):
+        tensors.append(torch.zeros(slots, groups, dim, device=DEVICE).to(cache))
         if cache == FP8:
-            tensors[f"{name}_scale"] = torch.tensor([scale], device=DEVICE)
+            scales.append(torch.tensor([scale], device=DEVICE))
         elif cache == torch.int8:
-            tensors[f"{name}_scale"] = torch.zeros(slots, groups, device=DEVICE)
-    return tensors
+            scales.append(torch.zeros(slots, groups, device=DEVICE))
+    return LayerCache(*tensors, *scales)
 
 
-def dequantized(tensors: dict[str, torch.Tensor | None], name: str) -> torch.Tensor:
+def dequantized(cache: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """The contents of a cache as float32."""
-    cache, scale = tensors[f"{name}_cache"], tensors[f"{name}_scale"]
-    assert cache is not None
     return dequantize_kv(cache, torch.arange(len(cache), device=DEVICE), scale)
 
 
@@ -60,14 +58,15 @@ def test_rope_and_kv_write_equal_the_reference(rows, heads, dtypes, norm, page_s
     random = lambda *shape: torch.randn(*shape, generator=generator).to(DEVICE)  # noqa: E731
     qkv = (random(len(layout.positions), num_heads + 2 * groups, dim) * 1.5).to(dtype)
     angles = random(64, rotary_dim // 2)
-    weights = {name: (1 + random(dim) / 4).to(dtype) if norm else None for name in ("q_norm", "k_norm")}
+    weights = [(1 + random(dim) / 4).to(dtype) for _ in range(2)]
+    head_norm = torch.stack([weights[0]] * num_heads + [weights[1]] * groups) if norm else None
     outs, stores = [], []
-    for operator in (apply_rope_and_write_kv, rope_kv_write.apply_rope_and_write_kv):
+    for operator in (rotate_and_write, rope_kv_write.rotate_and_write):
         stores.append(caches(cache, pages * page_size, groups, dim))
-        outs.append(operator(qkv, angles.cos(), angles.sin(), layout=layout, **stores[-1], **weights, eps=1e-5))
+        outs.append(operator(qkv, angles.cos(), angles.sin(), stores[-1], layout, head_norm, 1e-5))
     torch.testing.assert_close(outs[1], outs[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    for name in ("k", "v"):
-        expected, result = dequantized(stores[0], name), dequantized(stores[1], name)
+    for i in range(2):  # keys, values
+        expected, result = (dequantized(store[i], store[2 + i]) for store in stores)
         step = TOLERANCE[dtype]  # adjacent 8-bit numbers are equal up to rounding
         if cache == FP8:
             torch.testing.assert_close(result, expected, atol=step, rtol=0.13)
@@ -90,27 +89,27 @@ def test_rounding_to_fp8_equals_torch():
     qkv = torch.stack([torch.zeros(tokens, 64), x.view(-1, 64), -x.view(-1, 64)], 1).to(DEVICE)
     layout, pages = layout_of([(tokens, 0)])
     cos, sin = torch.ones(tokens, 32, device=DEVICE), torch.zeros(tokens, 32, device=DEVICE)
-    cache = caches(FP8, pages, 1, 64)
-    cache["k_scale"] = cache["v_scale"] = torch.ones(1, device=DEVICE)
-    rope_kv_write.apply_rope_and_write_kv(qkv, cos, sin, layout=on(DEVICE, layout), **cache)
+    one = torch.ones(1, device=DEVICE)
+    cache = caches(FP8, pages, 1, 64)._replace(k_scale=one, v_scale=one)
+    rope_kv_write.rotate_and_write(qkv, cos, sin, cache, on(DEVICE, layout), None, 1e-5)
     slots = layout.write_slots.long()
-    for name, sign in (("k", 1.0), ("v", -1.0)):
+    for written, sign in ((cache.k, 1.0), (cache.v, -1.0)):
         expected = (sign * x.view(-1, 1, 64)).clamp(-448, 448).to(FP8).float()
-        assert torch.equal(cache[f"{name}_cache"].cpu().view(torch.uint8)[slots].view(FP8).float(), expected)
+        assert torch.equal(written.cpu().view(torch.uint8)[slots].view(FP8).float(), expected)
 
 
 def test_invalid_shapes_raise():
     layout = replace(layout_of([(1, 0)])[0], write_slots=i32([0]))
     table = torch.ones(4, 32)
-    good = {"qkv": torch.zeros(1, 6, 64), "cos": table, "sin": table, "k_cache": torch.zeros(9, 2, 64)}
-    good |= {"v_cache": torch.zeros(9, 2, 64), "layout": layout}
+    cache, int8 = torch.zeros(9, 2, 64), torch.zeros(9, 2, 64, dtype=torch.int8)
+    good = {"qkv": torch.zeros(1, 6, 64), "cos": table, "sin": table, "cache": LayerCache(cache, cache)}
+    good |= {"layout": layout, "head_norm": None, "eps": 1e-5}
     for wrong in (
         {"cos": torch.ones(4, 40), "sin": torch.ones(4, 40)},
-        {"v_cache": torch.zeros(9, 3, 64)},
-        {"q_norm": torch.ones(64)},
-        {"k_scale": torch.ones(1)},
+        {"cache": LayerCache(cache, torch.zeros(9, 3, 64))},
+        {"cache": LayerCache(cache, cache, torch.ones(1))},
         {"qkv": torch.zeros(1, 4, 64)},
-        {"k_cache": torch.zeros(9, 2, 64, dtype=torch.int8), "v_cache": torch.zeros(9, 2, 64, dtype=torch.int8)},
+        {"cache": LayerCache(int8, int8)},
     ):
-        with pytest.raises(ValueError, match=r"fit|together|scale"):
-            rope_kv_write.apply_rope_and_write_kv(**{**good, **wrong})
+        with pytest.raises(ValueError, match=r"fit|scale"):
+            rope_kv_write.rotate_and_write(**{**good, **wrong})

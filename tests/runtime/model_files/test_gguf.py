@@ -14,9 +14,9 @@ from fast_gguf_reader import Reader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
+from plait.kernels.gguf_types import TENSOR_TYPES
 from plait.runtime.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
-from plait.runtime.model_files.gguf import TENSOR_TYPES, open_gguf
+from plait.runtime.model_files.gguf import open_gguf
 from plait.runtime.model_files.locate import locate_model
 
 FILES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -101,12 +101,10 @@ def test_embedded_model_equals_the_gguf_package_and_is_read_quickly() -> None:
     assert not open_gguf(path, metadata_only=True).tensors
 
 
-def test_type_table_equals_ggml_and_covers_every_dequantization() -> None:
+def test_type_table_equals_ggml() -> None:
     for kind, (name, values, size) in TENSOR_TYPES.items():
         assert gguf.GGMLQuantizationType(kind).name == name
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)] == (values, size)
-    table = {name: sizes for name, *sizes in TENSOR_TYPES.values()}
-    assert all(table[name] == [*sizes] for name, sizes in GGUF_BLOCK_SHAPES.items())
 
 
 @settings(FILES, max_examples=400)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-23: th
 CASES = [
     (family, variant, weights)
     for family, case in FAMILY_CASES.items()
-    for variant in list(case.packed_variants or {})[:1]
+    for variant in list(case.packed_variants)[:1]
     for weights in ("int8", "as-stored")
 ]
 
@@ -67,7 +67,7 @@ def are_mapped(matrices):
 def save_model(folder, family="llama", variant=""):
     torch.manual_seed(0)
     case = FAMILY_CASES[family]
-    case.build(**((case.packed_variants or {}).get(variant) or {})).to(torch.bfloat16).save_pretrained(folder)
+    case.build(**case.packed_variants.get(variant, {})).to(torch.bfloat16).save_pretrained(folder)
     return folder
 
 

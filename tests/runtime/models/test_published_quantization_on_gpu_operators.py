@@ -10,7 +10,8 @@ import triton_device as kernel_device
 from quantized_checkpoints import CASES, save_quantized
 from tiny_hf_models import all_logits, text, transformers_logits
 
-from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight
+from plait.kernels.coded_weights import CodedWeight
+from plait.kernels.quantized_weights import Float8Weight, Int8Weight
 from plait.kernels.triton.linear import quantized_linear
 from plait.kernels.triton.operators import triton_kernels
 from plait.runtime.config import engine_config
@@ -19,16 +20,16 @@ from plait.runtime.models.quantization import choose_weight_format
 from plait.runtime.weights.checkpoint import open_checkpoint
 
 HELD = {
-    "GPTQ 4, groups of 128, asymmetric": Int4Weight,
+    "GPTQ 4, groups of 128, asymmetric": CodedWeight,
     "GPTQ 4, act-order": torch.Tensor,  # q, k and v have orders of their own here; o and down are held
     "GPTQ 8, asymmetric": torch.Tensor,
-    "AWQ": Int4Weight,
+    "AWQ": CodedWeight,
     "fp8, blocks": Float8Weight,
     "W8A16": Int8Weight,
     "W8A8 fp8, tensor, static": Float8Weight,
     "W8A8 fp8, blocks": Float8Weight,
-    "NF4, nested": Int4Weight,
-    "MXFP4": Int4Weight,
+    "NF4, nested": CodedWeight,
+    "MXFP4": CodedWeight,
 }
 
 
@@ -44,7 +45,7 @@ def test_weights_are_held_as_stored(tmp_path: Path, name: str) -> None:
     assert ours.weight_format == "as-stored"
     layer = ours.model.layers[0]
     assert type(layer.attention.qkv[0]) is HELD[name]
-    assert type(layer.attention.output[0]) is (Int4Weight if "act-order" in name else HELD[name])
+    assert type(layer.attention.output[0]) is (CodedWeight if "act-order" in name else HELD[name])
     assert isinstance(ours.model.head, torch.Tensor)  # lm_head is not quantized
     expected = transformers_logits(model, tokens)
     difference = all_logits(ours, tokens).float().cpu() - expected

@@ -29,9 +29,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from plait.kernels.gguf_weights import GGUFWeight
+from plait.kernels.coded_weights import CodedWeight
 from plait.kernels.kernel_selection import select_kernels
-from plait.kernels.quantized_weights import Int4Weight, Int8Weight, StackedWeight
+from plait.kernels.quantized_weights import Int8Weight, StackedWeight
 from plait.kernels.triton.linear import quantized_linear
 from plait.kernels.triton.operators import triton_kernels
 from plait.runtime.config import engine_config
@@ -140,7 +140,7 @@ def test_chunked_prefill_decode_and_cached_prefix(pair):
 def test_rounding_error_matches_the_bits(pair):
     """Also checks the weight types: without any rounding the other tests would pass."""
     kinds = {type(weight) for _, weight in matrices(pair.ours.model)}
-    assert kinds == {Int4Weight if pair.weight_format == "int4" else Int8Weight}
+    assert kinds == {CodedWeight if pair.weight_format == "int4" else Int8Weight}
     assert isinstance(pair.ours.model.head, Int8Weight)
     tokens = text(20, 5)
     cost = relative_error(all_logits(pair.ours, tokens), all_logits(pair.unquantized, tokens))
@@ -174,7 +174,7 @@ def test_gguf_blocks_are_used_as_stored(tmp_path, stored):
         make_model(LlamaForCausalLM, dict(tie_word_embeddings=stored == "Q8_0")), tmp_path / "model.gguf", stored
     )
     ours, reference = on_triton(tmp_path / "model.gguf", "as-stored"), on_torch(tmp_path / "model.gguf")
-    kind = {"Q8_0": Int8Weight, "Q5_0": GGUFWeight, "Q5_1": GGUFWeight}.get(stored, Int4Weight)
+    kind = Int8Weight if stored == "Q8_0" else CodedWeight
     assert {type(weight) for _, weight in matrices(ours.model)} == {kind}
     assert isinstance(ours.model.embedding, kind) and isinstance(ours.model.head, kind)
     check(SimpleNamespace(ours=ours, reference=reference, bound=BOUND["float16"]), [(text(9, 1), range(9), 0, 9, 0)])
@@ -195,15 +195,12 @@ def test_a_mixture_of_k_formats(tmp_path, weight_format):
     model = make_model(LlamaForCausalLM, more)
     write_gguf(model, tmp_path / "model.gguf", "Q4_0", stored=dict(q4_k_m(model)))
     ours, reference = on_triton(tmp_path / "model.gguf", weight_format), on_torch(tmp_path / "model.gguf")
-    types = {name: type(weight) for name, weight in matrices(ours.model)}
-    rounded = weight_format == "int4"
-    assert types == {
-        "qkv": StackedWeight,
-        "output": GGUFWeight,
-        "gate_up": GGUFWeight,
-        "down": Int4Weight if rounded else GGUFWeight,
-    }
-    assert {type(weight) for weight in (ours.model.embedding, ours.model.head)} == {GGUFWeight}
+    weights, rounded = dict(matrices(ours.model)), weight_format == "int4"
+    assert isinstance(weights.pop("qkv"), StackedWeight)
+    weights |= {"embedding": ours.model.embedding, "head": ours.model.head}
+    assert {type(weight) for weight in weights.values()} == {CodedWeight}
+    more_bits = {name: weight.planes for name, weight in weights.items()}
+    assert more_bits == {"output": 0, "gate_up": 0, "down": 0 if rounded else 2, "embedding": 0, "head": 2}
     bound = 0.3 if rounded else BOUND["float16"]
     check(SimpleNamespace(ours=ours, reference=reference, bound=bound), [(text(9, 1), range(9), 0, 9, 0)])
 

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from reference_rope import quantize_kv
 
-from plait.kernels.layout import AttentionLayout, SharedPrefixes
+from plait.kernels.kv_cache import LayerCache
+from plait.kernels.layout import SHARED_ALIGN, AttentionLayout, SharedPrefixes, shared_prefix_arrays
+from plait.kernels.operators import AttentionLayer
 from plait.kernels.reference import ops
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -38,6 +40,25 @@ def offsets_of(lengths: Sequence[int]) -> list[int]:
     for length in lengths:
         offsets.append(offsets[-1] + length)
     return offsets
+
+
+def shared_prefixes(
+    groups: Sequence[tuple[Sequence[int], int]], q_lens: Sequence[int], device: torch.device, max_q_len: int = 1
+) -> SharedPrefixes | None:
+    """Builds the groups from (rows, leading tokens that they share) pairs.
+
+    Rows with more than `max_q_len` new tokens are left out, because they are bound by arithmetic. Lengths are rounded
+    down to SHARED_ALIGN. Returns None if no group of two or more rows is left.
+    """
+    aligned_groups: list[tuple[list[int], int]] = []
+    for rows, shared in groups:
+        members = [row for row in rows if 0 < q_lens[row] <= max_q_len]
+        length = shared // SHARED_ALIGN * SHARED_ALIGN
+        if len(members) >= 2 and length:
+            aligned_groups.append((members, length))
+    if not aligned_groups:
+        return None
+    return SharedPrefixes(*(torch.from_numpy(each).to(device) for each in shared_prefix_arrays(aligned_groups, q_lens)))
 
 
 def layout_of(
@@ -75,7 +96,7 @@ def layout_of(
         i32(starts),
         min((q for q in q_lens if q), default=0),
         max(q_lens),
-        SharedPrefixes.of(groups, q_lens, torch.device("cpu"), max_q_len) if is_flat else None,
+        shared_prefixes(groups, q_lens, torch.device("cpu"), max_q_len) if is_flat else None,
     )
     slots = [layout.slots(row)[kv - q :] for row, (q, kv) in enumerate(zip(q_lens, kv_lens, strict=True))]
     return replace(layout, write_slots=torch.cat(slots).int()), total
@@ -121,19 +142,15 @@ def fill_unread_with_nan(inputs: dict[str, Any], layout: AttentionLayout) -> Non
         inputs[name][free] = float("nan")
 
 
+def attention_layer(layer: Layer, inputs: dict[str, Any]) -> AttentionLayer:
+    """The layer with its cache."""
+    cache = LayerCache(inputs["k_cache"], inputs["v_cache"], inputs["k_scale"], inputs["v_scale"])
+    return AttentionLayer(cache, layer.dim**-0.5, layer.window, layer.softcap)
+
+
 def expected(layer: Layer, inputs: dict[str, Any], layout: AttentionLayout) -> torch.Tensor:
     """The output of the reference operator."""
-    return ops.paged_attention(
-        inputs["q"],
-        inputs["k_cache"],
-        inputs["v_cache"],
-        layout,
-        layer.dim**-0.5,
-        layer.window,
-        softcap=layer.softcap,
-        k_scale=inputs["k_scale"],
-        v_scale=inputs["v_scale"],
-    )
+    return ops.paged_attention(inputs["q"], attention_layer(layer, inputs), layout)
 
 
 def close(output: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:

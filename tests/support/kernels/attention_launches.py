@@ -13,7 +13,9 @@ from functools import partial
 import torch
 from ptx_compile import ARCHITECTURES, Job, Launch, record_launches
 
+from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout, SharedPrefixes
+from plait.kernels.operators import AttentionLayer
 from plait.kernels.triton import rope_kv_write
 from plait.kernels.triton.attention import cascade, decode, inputs, paged, split_kv_plan, tile_config
 
@@ -66,7 +68,8 @@ def attend(case: Case) -> None:
     slots, layout = 65536, layout_of(case)
     q = meta(case.rows * case.q_len, case.kv_heads * case.group, case.dim, dtype=case.dtype)
     k, v = (meta(slots, case.kv_heads, case.dim, dtype=case.cache or case.dtype) for _ in range(2))
-    paged.paged_attention(q, k, v, layout, case.dim**-0.5, case.window, softcap=case.softcap, **scales_of(case, slots))
+    cache = LayerCache(k, v, **scales_of(case, slots))
+    paged.attend(q, AttentionLayer(cache, case.dim**-0.5, case.window, case.softcap), layout)
 
 
 def write(case: Case, rotary_dim: int, norm: bool) -> None:
@@ -75,10 +78,8 @@ def write(case: Case, rotary_dim: int, norm: bool) -> None:
     qkv = meta(case.rows, case.kv_heads * (case.group + 2), case.dim, dtype=case.dtype)
     k, v = (meta(slots, case.kv_heads, case.dim, dtype=case.cache or case.dtype) for _ in range(2))
     cos, sin = (meta(8192, rotary_dim // 2, dtype=torch.float32) for _ in range(2))
-    weight = meta(case.dim, dtype=case.dtype) if norm else None
-    rope_kv_write.apply_rope_and_write_kv(
-        qkv, cos, sin, k, v, layout, q_norm=weight, k_norm=weight, **scales_of(case, slots)
-    )
+    head_norm = meta(case.kv_heads * (case.group + 1), case.dim, dtype=case.dtype) if norm else None
+    rope_kv_write.rotate_and_write(qkv, cos, sin, LayerCache(k, v, **scales_of(case, slots)), layout, head_norm, 1e-6)
 
 
 def launches_on(arch: int, call: Callable[[], None]) -> list[Launch]:

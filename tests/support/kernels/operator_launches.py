@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import torch
 from ptx_compile import ARCHITECTURES, Job, record_launches
 
+from plait.kernels.coded_weights import CodedWeight
 from plait.kernels.low_rank_table import COLUMNS
-from plait.kernels.quantized_weights import Int4Weight, Int8Weight
+from plait.kernels.quantized_weights import Int8Weight
 from plait.kernels.sampling_inputs import LogitAdjustments, Penalties, RowBias, RowMasks, SamplingInputs
 from plait.kernels.triton import activation, norm
-from plait.kernels.triton.linear import grouped_matmul, low_rank, quantized_linear, quantized_matmul
+from plait.kernels.triton.linear import coded_matmul, grouped_matmul, low_rank, quantized_linear, quantized_matmul
 from plait.kernels.triton.sampling import logit_adjustments, logprobs, sampler
 
 
@@ -59,11 +60,18 @@ def sample(rows: int, vocab: int, dtype: torch.dtype, adjusted: bool) -> None:
     sampler.sample(empty(rows, vocab, dtype=dtype), sampling_inputs(rows), **extra)
 
 
-def int4(out_features: int, in_features: int, group: int, minima: bool = False) -> Int4Weight:
+def int4(out_features: int, in_features: int, group: int, minima: bool = False) -> CodedWeight:
     spans = -(-in_features // 128) * 2
     scales = empty(spans * 64 // group, out_features, dtype=F16)
     packed = empty(spans, out_features, 32, dtype=torch.uint8)
-    return Int4Weight(packed, scales, scales if minima else None, group, in_features)
+    return CodedWeight(
+        packed=packed,
+        scales=scales,
+        group=group,
+        in_features=in_features,
+        offset=0 if minima else 8,
+        minima=scales if minima else None,
+    )
 
 
 def int8(out_features: int, in_features: int, is_grouped: bool = False) -> Int8Weight:
@@ -71,9 +79,9 @@ def int8(out_features: int, in_features: int, is_grouped: bool = False) -> Int8W
     return Int8Weight(empty(out_features, in_features, dtype=torch.int8), scales)
 
 
-def linears(rows: int, weight: Int4Weight | Int8Weight) -> None:
+def linears(rows: int, weight: CodedWeight | Int8Weight) -> None:
     """A linear layer and an embedding lookup, as an engine calls them."""
-    channels = weight.in_features if isinstance(weight, Int4Weight) else weight.values.shape[1]
+    channels = weight.in_features if isinstance(weight, CodedWeight) else weight.values.shape[1]
     quantized_linear.linear(empty(rows, channels), weight, None)
     quantized_linear.dequantize_rows(weight, i32(rows), BF16)
 
@@ -99,7 +107,7 @@ def low_rank_updates(rows: int, channels: int, outs: int, dtype: torch.dtype = B
         low_rank.add_low_rank(out, x, table, 0, groups, 3072)
 
 
-NO_PRODUCT = ("_reduce_splits", "_dequantize_int4", "_dequantize_gguf", "_dequantize_int8", "_quantize_activations")
+NO_PRODUCT = ("_reduce_splits", "_dequantize_coded", "_dequantize_int8", "_quantize_activations")
 NO_UPDATE = ("_count_slots", "_place_slots", "_gather")
 ROUTING = ("_count_slots", "_place_slots", "_combine", "_gated")
 
@@ -135,14 +143,14 @@ CASES = {
     "top logprobs": Case(lambda: logprobs.top_logprobs(empty(64, 262_144), 20), chips=ARCHITECTURES),
     "128 top logprobs": Case(lambda: logprobs.top_logprobs(empty(64, 262_144), 128), chips=ARCHITECTURES),
     "int4 with minima and bias, 16 rows": Case(
-        lambda: quantized_matmul.int4_matmul(
+        lambda: coded_matmul.coded_matmul(
             empty(16, 2048, dtype=F16), int4(6144, 2048, 128, True), empty(6144, dtype=F16)
         ),
         True,
         ("_reduce_splits",),
     ),
     "int4, 48 rows of odd width": Case(
-        lambda: quantized_matmul.int4_matmul(empty(48, 576), int4(49152, 576, 32)), True, chips=ARCHITECTURES
+        lambda: coded_matmul.coded_matmul(empty(48, 576), int4(49152, 576, 32)), True, chips=ARCHITECTURES
     ),
     "int8, one row": Case(
         lambda: quantized_matmul.int8_matmul(empty(1, 4096), int8(4096, 4096)), True, ("_reduce_splits",), ARCHITECTURES

@@ -9,9 +9,9 @@ from operator_launches import BF16, F16, F32, NO_PRODUCT, empty, i32, int8
 from operator_launches import int4 as gguf_int4
 from ptx_compile import Job, record_launches
 
+from plait.kernels.coded_weights import CodedWeight, weight_from_gguf
 from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
-from plait.kernels.gguf_weights import GGUFWeight, weight_from_gguf
-from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight, QuantizedWeight
+from plait.kernels.quantized_weights import Float8Weight, Int8Weight, QuantizedWeight
 from plait.kernels.triton.attention.tile_config import GpuSpec
 from plait.kernels.triton.linear import float8_matmul, quantized_linear, quantized_matmul
 
@@ -20,15 +20,16 @@ CHIPS = (80, 90, 100)
 SPEC_MODULES = (quantized_matmul, quantized_linear, float8_matmul)
 
 
-def int4(outs: int, channels: int, group: int, scales: torch.dtype, *, minima: bool, table: bool) -> Int4Weight:
+def int4(outs: int, channels: int, group: int, scales: torch.dtype, *, minima: bool, table: bool) -> CodedWeight:
     shape = (channels // group, outs)
-    return Int4Weight(
-        empty(channels // 64, outs, 32, dtype=torch.uint8),
-        empty(*shape, dtype=scales),
-        empty(*shape, dtype=F32) if minima else None,
-        group,
-        channels,
-        empty(16, dtype=F32) if table else None,
+    return CodedWeight(
+        packed=empty(channels // 64, outs, 32, dtype=torch.uint8),
+        scales=empty(*shape, dtype=scales),
+        group=group,
+        in_features=channels,
+        offset=0 if minima or table else 8,
+        minima=empty(*shape, dtype=F32) if minima else None,
+        table=empty(16, dtype=F32) if table else None,
     )
 
 
@@ -38,7 +39,7 @@ def float8(outs: int, channels: int, group: int, block: int = 1, *, activations:
     return Float8Weight(empty(outs, channels, dtype=torch.uint8), scales, group or 32, activations, block)
 
 
-def gguf_blocks(name: str, outs: int, channels: int) -> GGUFWeight:
+def gguf_blocks(name: str, outs: int, channels: int) -> CodedWeight:
     """A weight of a GGUF format: with the tensors of a small one's dtypes in the shapes of a large one's."""
     values, size = GGUF_BLOCK_SHAPES[name]
     small = weight_from_gguf(torch.zeros(2 * 256 // values * size, dtype=torch.uint8), name, (2, 256))

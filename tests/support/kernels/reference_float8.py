@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from reference_matmul import dequantize_int8, unscaled_values
 from torch.nn.functional import pad
 
-from plait.kernels.quantized_weights import Float8Weight, dequantize_int8, unscaled_values
+from plait.kernels.quantized_weights import Float8Weight
 
 LARGEST = 448.0  # of e4m3fn
 SMALLEST_MAXIMUM = 1e-30  # so that the reciprocal of a scale is finite

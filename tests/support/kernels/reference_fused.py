@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import reference_float32
 import reference_low_rank
 import reference_sampling as sampling
@@ -10,7 +13,7 @@ from reference_rope import apply_rope_and_write_kv
 
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
-from plait.kernels.operators import AttentionLayer, FusedOperators, qk_norm_weights
+from plait.kernels.operators import AttentionLayer, BoundAttention, CacheAttentionOp, FusedOperators, qk_norm_weights
 from plait.kernels.reference import ops
 
 
@@ -46,16 +49,29 @@ def attention(
     q: torch.Tensor, layer: AttentionLayer, layout: AttentionLayout, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Implements `CacheAttentionOp`."""
-    k, v, k_scale, v_scale = layer.cache
-    attended = ops.paged_attention(
-        q, k, v, layout, layer.scale, layer.window, softcap=layer.softcap, k_scale=k_scale, v_scale=v_scale
-    )
+    attended = ops.paged_attention(q, layer, layout)
     return attended if out is None else out.copy_(attended)
+
+
+def binding(attention: CacheAttentionOp) -> Callable[[Sequence[AttentionLayer]], BoundAttention]:
+    """Returns the `bind_attention` of an attention of which nothing can be prepared."""
+
+    def bind(layers: Sequence[AttentionLayer]) -> BoundAttention:
+        def bound(q: torch.Tensor, layout: AttentionLayout, out: torch.Tensor) -> Sequence[Callable[[], None]]:
+            def attend(layer: AttentionLayer) -> None:
+                attention(q, layer, layout, out=out)
+
+            return [partial(attend, layer) for layer in layers]
+
+        return bound
+
+    return bind
 
 
 REFERENCE_FUSED_OPERATORS = FusedOperators(
     rotate_and_write=rotate_and_write,
     attention=attention,
+    bind_attention=binding(attention),
     add_rms_norm=reference_float32.add_rms_norm,
     with_plans=lambda layout, shapes: layout,
     make_sampler=lambda rows, vocab, device: sampling.sample,

@@ -57,6 +57,7 @@ LEADER_READS = replace(
     reference_fused.REFERENCE_FUSED_OPERATORS,
     rotate_and_write=as_kernel(reference_fused.rotate_and_write),
     attention=attention,
+    bind_attention=reference_fused.binding(attention),
     group_rows=as_kernel(reference_fused.REFERENCE_FUSED_OPERATORS.group_rows),
     add_low_rank=as_kernel(reference_fused.REFERENCE_FUSED_OPERATORS.add_low_rank),
     prefix_sharing_cost=prefix_sharing_cost,

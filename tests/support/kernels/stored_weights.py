@@ -20,7 +20,7 @@ def random_blocks(name: str, outputs: int, inputs: int, seed: int, magnitude: fl
     if layout.is_float:
         values = (rng.normal(size=(outputs, inputs)) * magnitude).astype(np.float32)
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[name]).view(np.uint8)
-    size = packed_weights.GGUF_BLOCK_BYTES[name]
+    size = packed_weights.block_bytes(layout)
     blocks = rng.integers(0, 256, (outputs * inputs // layout.unit_inputs, size), dtype=np.uint8)
     for offset in FLOAT16_OFFSETS.get(name, (0,)):
         halves = (rng.normal(size=len(blocks)) * magnitude).astype(np.float16)

@@ -74,14 +74,14 @@ class FamilyCase:
     - `variants`: settings added to `settings`, by name; compared with transformers from safetensors.
     - `gguf_variants`: the variants that a GGUF file can express. llama.cpp has no windows for Qwen, no layers without
       experts, no other patterns for Gemma.
-    - `packed_variants`: settings for the packed CPU decoder; None for families without `has_packed_cpu`.
+    - `packed_variants`: settings for the packed CPU decoder.
     """
 
     model_class: type[PreTrainedModel]
     settings: Mapping[str, Any]
     config_json: Mapping[str, Any]
     gguf_arch: gguf.MODEL_ARCH | None
-    packed_variants: Mapping[str, Mapping[str, Any]] | None
+    packed_variants: Mapping[str, Mapping[str, Any]]
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     gguf_variants: tuple[str, ...] = ()
 

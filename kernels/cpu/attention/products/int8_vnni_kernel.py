@@ -22,7 +22,7 @@ from llvmlite import ir
 from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, LANES, NARROW_LANES, shuffled
-from plait.kernels.cpu.attention.lane_vectors import Lanes, LaneVectors, ProbsWriter, larger_bits, sum_partial_sums
+from plait.kernels.cpu.attention.lane_vectors import Lanes, LaneVectors, ProbsWriter, sum_partial_sums
 from plait.kernels.cpu.compiler.intrinsics import Int, intrinsic, intrinsic_if
 
 HAS_VNNI = isa.has_features("avx512f", "avx512bw", "avx512vl", "avx512vnni")
@@ -63,8 +63,8 @@ def quantize_query(b: Any, query: Int, head_dim: Int, out: Int, scale: Int, exce
     parts = b.lshr(head_dim, v.I64(4))
     loop = v.Loop(b, parts, [v.constant(v.I32X16, 0)])  # of magnitudes' bits, which order as the magnitudes do
     bits = b.and_(v.load(b, b.add(query, b.shl(loop.i, v.I64(6))), v.I32X16), v.constant(v.I32X16, 0x7FFFFFFF))
-    (top,) = loop.end([larger_bits(b, loop.carried[0], bits)])
-    largest = b.bitcast(v.reduce(b, top, lambda x, y: larger_bits(b, x, y)), v.F32)
+    (top,) = loop.end([v.larger_bits(b, loop.carried[0], bits)])
+    largest = b.bitcast(v.reduce(b, top, lambda x, y: v.larger_bits(b, x, y)), v.F32)
     is_zero = b.fcmp_ordered("==", largest, v.F32(0.0))
     inverses = v.splat(b, b.select(is_zero, v.F32(0.0), b.fdiv(v.F32(MAX_QUERY), largest)))
     loop = v.Loop(b, parts, [v.constant(v.I32X16, 0)])
@@ -173,8 +173,8 @@ def largest_scale(b: Any, scales: Int, chunks: Int, out: Int) -> None:
     """Writes the largest of float32 [32 * chunks], all >= 0, 16 times; a NaN counts as the largest."""
     loop = v.Loop(b, b.shl(chunks, v.I64(1)), [v.constant(v.I32X16, 0)])
     some = v.load(b, b.add(scales, b.shl(loop.i, v.I64(6))), v.I32X16)
-    (largest,) = loop.end([larger_bits(b, some, loop.carried[0])])
-    v.store(b, v.splat(b, v.reduce(b, largest, lambda x, y: larger_bits(b, x, y))), out)
+    (largest,) = loop.end([v.larger_bits(b, some, loop.carried[0])])
+    v.store(b, v.splat(b, v.reduce(b, largest, lambda x, y: v.larger_bits(b, x, y))), out)
 
 
 def unit_of(b: Any, largest: Any) -> tuple[Any, Any]:

@@ -27,6 +27,8 @@ from plait.kernels.cpu.kernel_args import CACHE_LINE
 from plait.kernels.cpu.kernel_types import HeadLayout, LayerKvCache
 from plait.kernels.cpu.parallel.threads import ThreadContext
 from plait.kernels.cpu.vector_ops import address_of
+from plait.kernels.kv_cache import LayerCache
+from plait.kernels.operators import AttentionLayer
 from plait.kernels.reference import ops as reference
 
 EXAMPLES = int(os.environ.get("PLAIT_EXAMPLES", "50"))  # test_on_avx2 asks for fewer
@@ -93,8 +95,9 @@ def test_attention_matches_reference_with_bits_independent_of_batch(
         caches, sizes = torch.stack(values), (kv_heads * (head_dim + 4), kv_heads * head_dim)
     heads = HeadLayout(q_per_kv, kv_heads, head_dim, 1.3 * head_dim**-0.5, softcap)
     queries = qkv[:, : q_per_kv * kv_heads * head_dim].view(total, -1, head_dim)
-    rounded = [x.bfloat16().float() for x in (queries, *caches)]
-    exact = reference.paged_attention(*rounded, layout, heads.scale, window, softcap=softcap or None)
+    rounded, *kv = [x.bfloat16().float() for x in (queries, *caches)]
+    layer = AttentionLayer(LayerCache(*kv), heads.scale, window, softcap or None)
+    exact = reference.paged_attention(rounded, layer, layout)
     expected = {isa: (exact, 1e-4 + 2**-8 * float(exact.abs().max())) for isa, _ in ISAS}  # of rounded probabilities
     if has_int8:
         scales = torch.from_numpy(stored[1][:, sizes[1] :].copy().view(np.float32))

@@ -127,7 +127,8 @@ def records(out, x, y):
     for _ in range(3):
         pair = Pair(pair.second, pair.first + nested.pair.second)
     nested.out[0], nested.out[1] = pair
-    write_fields(nested)
+    nested.out[4] = pair._replace(second=y + 3).second
+    write_fields(nested._replace(pair=pair))
     (number, is_found), other = first_multiple(abs_of(x), 7), pair[1]
     out[0], out[1], out[2], out[3] = number, int(is_found), other, len(pair)
 
@@ -309,11 +310,23 @@ def missing_argument(out, x, y):
     stored(x)
 
 
+def unknown_field(out, x, y):
+    out[0] = Pair(x, y)._replace(third=1)[0]
+
+
+def unnamed_field(out, x, y):
+    out[0] = Pair(x, y)._replace(1)[0]
+
+
+def fields_of_a_number(out, x, y):
+    out[0] = x._replace(first=1)
+
+
 REFUSED = [
     another_integer, address_of_a_number, missing_argument, left_generator, generator_with_return,
     generator_without_argument,
     int_becomes_float, item_of_unknown_index, negative_index, two_results, calls_itself, python_function, comprehension,
-    true_quotient, unassigned,
+    true_quotient, unassigned, unknown_field, unnamed_field, fields_of_a_number,
 ]  # fmt: skip
 
 

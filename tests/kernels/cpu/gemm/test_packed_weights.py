@@ -13,7 +13,6 @@ from stored_weights import dequantized_weight, random_blocks, random_weight
 from plait.kernels.cpu.decoder import missing_features
 from plait.kernels.cpu.gemm import gguf_blocks, packed_weights
 from plait.kernels.cpu.gemm.layouts import LAYOUTS, TILE_OUTPUTS
-from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
 
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 sizes = st.tuples(st.integers(1, 70), st.integers(1, 3))  # outputs, units of inputs
@@ -35,11 +34,10 @@ def test_gguf_weights_are_packed_exactly(name, size, magnitude, seed):
 def test_a_form_takes_about_as_many_bytes_as_the_file(name):
     """6-bit scales are unpacked to bytes: at most a third of a bit for each weight."""
     layout = LAYOUTS[name]
-    stored = packed_weights.GGUF_BLOCK_BYTES[name]
+    stored = packed_weights.block_bytes(layout)
     numbers, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
     blocks = layout.unit_inputs if layout.is_float else 1  # the gguf package takes floats one by one
     assert (layout.unit_inputs, stored) == (blocks * numbers, blocks * size)
-    assert GGUF_BLOCK_SHAPES.get(name, (numbers, size)) == (numbers, size)
     assert 0 <= 8 * (layout.output_bytes - stored) / layout.unit_inputs < 0.3
     assert (name in gguf_blocks.UNPACK or layout.is_float) and layout.unit_bytes % 2 == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import triton_device as kernel_device
-from attention_cases import Layer, close, expected, layout_of, on, tensors
+from attention_cases import Layer, attention_layer, close, expected, layout_of, on, tensors
 
 from plait.kernels.triton.attention import cascade, decode, paged, split_kv_plan
 from plait.kernels.triton.attention import inputs as attention_inputs
@@ -28,6 +28,6 @@ def test_two_layers_merge_over_one_plan(monkeypatch, groups):
     assert counts[0] > 1 and counts[1] == 1
     for seed in (1, 2):
         inputs = tensors(layer, len(layout.positions), pages, DEVICE, seed)
-        output = paged.paged_attention(inputs["q"], inputs["k_cache"], inputs["v_cache"], layout, layer.dim**-0.5)
+        output = paged.attend(inputs["q"], attention_layer(layer, inputs), layout)
         close(output, expected(layer, inputs, layout), layer.dtype)
         assert not plan.arrivals.any()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import triton_device as kernel_device
-from attention_cases import FP8, Layer, close, expected, fill_unread_with_nan, layout_of, on, tensors
+from attention_cases import FP8, Layer, attention_layer, close, expected, fill_unread_with_nan, layout_of, on, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,18 +63,7 @@ page_sizes = st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128])
 
 
 def run(layer: Layer, inputs: dict, layout: AttentionLayout, **more) -> torch.Tensor:
-    return paged.paged_attention(
-        inputs["q"],
-        inputs["k_cache"],
-        inputs["v_cache"],
-        layout,
-        layer.dim**-0.5,
-        layer.window,
-        softcap=layer.softcap,
-        k_scale=inputs["k_scale"],
-        v_scale=inputs["v_scale"],
-        **more,
-    )
+    return paged.attend(inputs["q"], attention_layer(layer, inputs), layout, **more)
 
 
 @contextlib.contextmanager

@@ -9,9 +9,10 @@ import reference_float8 as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_matmul import dequantize_int8
 from triton_device import DEVICE, close_enough
 
-from plait.kernels.quantized_weights import Float8Weight, concat_outputs, dequantize_int8, select_outputs
+from plait.kernels.quantized_weights import Float8Weight, concat_outputs, select_outputs
 from plait.kernels.triton.attention.tile_config import GpuSpec
 from plait.kernels.triton.linear import float8_matmul, quantized_linear
 

@@ -19,7 +19,7 @@ def test_no_product_spills_registers_or_lacks_tensor_cores() -> None:
     assert [(r.case, r.kernel, r.arch, fault) for r in reports for fault in r.faults()] == []
     products = [r for r in reports if r.wants_tensor_core]
     widened = [r for r in products if r.kernel != "_float8_matmul"]
-    assert {r.kernel for r in widened} == {"_int4_matmul", "_int8_matmul", "_gguf_matmul"}
+    assert {r.kernel for r in widened} == {"_coded_matmul", "_int8_matmul"}
     assert len(widened) == 3 * 19 + 3
     for arch, tensor_core in ((80, "mma"), (90, "wgmma"), (100, "tcgen05")):
         assert {r.tensor_core for r in widened if r.arch == arch} == {tensor_core}

@@ -6,23 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference_matmul as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_device import DEVICE, close_enough
 
+from plait.kernels.coded_weights import CodedWeight
 from plait.kernels.device_weights import dequantize_codes, device_weight, device_weight_bits
 from plait.kernels.quantized_matrix import E2M1, Grid, QuantizedMatrix, dequantize
 from plait.kernels.quantized_weights import (
     Float8Weight,
-    Int4Weight,
     Int8Weight,
     concat_outputs,
-    dequantize_int4,
-    dequantize_int8,
     select_outputs,
 )
-from plait.kernels.reference import matmul as reference
 from plait.kernels.triton.linear import quantized_linear
 
 KINDS = {  # a kind, and whether its group is that of a complete row
@@ -58,9 +56,9 @@ def random_matrix(name: str, outs: int, channels: int, seed: int) -> QuantizedMa
     return QuantizedMatrix(Grid(kind, scales, group, zeros, block, groups, more.get("table")), codes)
 
 
-def held(matrix: QuantizedMatrix) -> Int4Weight | Int8Weight:
+def held(matrix: QuantizedMatrix) -> CodedWeight | Int8Weight:
     weight = device_weight(matrix.grid, torch.from_numpy(matrix.codes).to(DEVICE))
-    assert device_weight_bits(matrix.grid) == (4 if isinstance(weight, Int4Weight) else 8)
+    assert device_weight_bits(matrix.grid) == (4 if isinstance(weight, CodedWeight) else 8)
     return weight
 
 
@@ -75,7 +73,7 @@ def randn(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 def test_the_held_form_has_the_same_numbers(name: str, outs: int, channels: int, seed: int) -> None:
     matrix = random_matrix(name, outs, channels, seed)
     weight, expected = held(matrix), torch.from_numpy(dequantize(matrix))
-    dense = (dequantize_int4 if isinstance(weight, Int4Weight) else dequantize_int8)(weight)
+    dense = reference.dequantize(weight)
     assert torch.equal(dense.cpu(), expected)
     for dtype in (torch.float32, torch.bfloat16):
         widened = dequantize_codes(matrix.grid, torch.from_numpy(matrix.codes).to(DEVICE), dtype)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import reference_matmul as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_device import DEVICE, close_enough
 
-from plait.kernels import quantized_weights
+from plait.kernels import coded_weights, quantized_weights
 from plait.kernels.gguf_dequantize import dequantize
-from plait.kernels.reference import matmul as reference
-from plait.kernels.triton.linear import quantized_linear, quantized_matmul
+from plait.kernels.triton.linear import coded_matmul, quantized_linear, quantized_matmul
 
 dtypes = st.sampled_from([torch.bfloat16, torch.float16])
 seeds = st.integers(0, 10**6)
@@ -53,9 +53,9 @@ def test_int4_matmul_equals_the_reference(rows, outs, channels, group, with_mini
     )
     x = randn(rows, channels + 8, dtype=dtype, seed=seed + 1)[:, :channels]
     bias = randn(outs, dtype=dtype, seed=seed + 2) * 20 if with_bias else None
-    expected = reference.int4_matmul(x, weight, bias)
+    expected = reference.coded_matmul(x, weight, bias)
     out = torch.empty_like(expected)
-    assert quantized_matmul.int4_matmul(x, weight, bias, out) is out
+    assert coded_matmul.coded_matmul(x, weight, bias, out) is out
     assert_products_close(out, expected, dtype, channels)
 
 
@@ -102,7 +102,7 @@ FORMATS = ["int4, 32, minima", "int4, 128", "int8", "int8 in blocks"]
 @given(st.integers(0, 40), st.sampled_from([1, 65, 130]), st.sampled_from([32, 96, 1056]), dtypes, seeds)
 def test_int8_matmul_with_scales_for_blocks_of_32(rows, outs, channels, dtype, seed):
     weight, x = int8_in_blocks(outs, channels, seed), randn(rows, channels, dtype=dtype, seed=seed + 1)
-    expected = x.float() @ quantized_weights.dequantize_int8(weight).to(dtype).float().T
+    expected = x.float() @ reference.dequantize_int8(weight).to(dtype).float().T
     assert torch.equal(reference.int8_matmul(x, weight), expected.to(dtype))
     assert_products_close(quantized_matmul.int8_matmul(x, weight), expected.to(dtype), dtype, channels)
 
@@ -112,9 +112,7 @@ def test_int8_matmul_with_scales_for_blocks_of_32(rows, outs, channels, dtype, s
 def test_dequantized_rows_equal_the_dequantized_weight(weight_format, outs, channels, dtype, seed, data):
     weight = random_weight(weight_format, outs, channels, seed)
     ids = torch.tensor(data.draw(st.lists(st.integers(0, outs - 1), max_size=70)), dtype=torch.int32, device=DEVICE)
-    dense = (quantized_weights.dequantize_int8 if "int8" in weight_format else quantized_weights.dequantize_int4)(
-        weight
-    ).to(dtype)
+    dense = (reference.dequantize_int8 if "int8" in weight_format else reference.dequantize_coded)(weight).to(dtype)
     assert torch.equal(quantized_linear.dequantize_rows(weight, ids, dtype), dense[ids])
     assert torch.equal(reference.dequantize_rows(weight, ids, dtype), dense[ids])
 
@@ -153,8 +151,8 @@ def test_concatenated_weights_keep_their_values(parts, seed):
 def test_int4_weights_with_and_without_minima_are_concatenated():
     dense = randn(20, 64, dtype=torch.float32, seed=0)
     both = [quantized_weights.quantize_int4(dense, 32, with_minima=with_minima) for with_minima in (False, True)]
-    expected = torch.cat([quantized_weights.dequantize_int4(weight) for weight in both])
-    assert torch.equal(quantized_weights.dequantize_int4(quantized_weights.concat_outputs(both)), expected)
+    expected = torch.cat([reference.dequantize_coded(weight) for weight in both])
+    assert torch.equal(reference.dequantize_coded(quantized_weights.concat_outputs(both)), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 65, 130])
@@ -164,16 +162,16 @@ def test_split_k_matmul_equals_the_reference(rows):
     bias = randn(130, dtype=torch.float16, seed=2) * 30
     assert (quantized_matmul.quantized_matmul_config(rows, 130, 16).splits > 1) == (rows == 1)
     assert_products_close(
-        quantized_matmul.int4_matmul(x, weight, bias), reference.int4_matmul(x, weight, bias), torch.float16, 2048
+        coded_matmul.coded_matmul(x, weight, bias), reference.coded_matmul(x, weight, bias), torch.float16, 2048
     )
 
 
 def test_a_row_does_not_depend_on_other_rows():
     weight = quantized_weights.quantize_int4(randn(64, 1024, dtype=torch.float32, seed=0), 32)
     x = randn(16, 1024, dtype=torch.float16, seed=1)
-    batched = quantized_matmul.int4_matmul(x, weight)
+    batched = coded_matmul.coded_matmul(x, weight)
     for row in (0, 7, 15):
-        assert torch.equal(quantized_matmul.int4_matmul(x[row : row + 1], weight)[0], batched[row])
+        assert torch.equal(coded_matmul.coded_matmul(x[row : row + 1], weight)[0], batched[row])
 
 
 @settings(max_examples=20, deadline=None)
@@ -187,11 +185,11 @@ def test_gguf_blocks_keep_their_values(quantization, outs, blocks, seed):
     if quantization == "Q8_0":
         int8 = quantized_weights.int8_from_gguf(torch.from_numpy(raw.copy()), shape)
         expected = dequantize(torch.from_numpy(raw.reshape(outs, -1)), quantization, shape)
-        assert torch.equal(quantized_weights.dequantize_int8(int8), expected)
+        assert torch.equal(reference.dequantize_int8(int8), expected)
         return
-    weight = quantized_weights.int4_from_gguf(torch.from_numpy(raw.copy()), quantization, shape)
+    weight = coded_weights.weight_from_gguf(torch.from_numpy(raw.copy()), quantization, shape)
     expected = dequantize(torch.from_numpy(raw.reshape(outs, -1)), quantization, shape)
-    assert torch.equal(quantized_weights.dequantize_int4(weight), expected)
+    assert torch.equal(reference.dequantize_coded(weight), expected)
     assert len(weight.packed) % 2 == 0
 
 
@@ -202,7 +200,7 @@ def test_quantization_error_is_at_most_half_a_step(group, with_minima):
     values[0] = 0.0
     weight = quantized_weights.quantize_int4(values, group, with_minima=with_minima)
     step = weight.scales.float().T.abs().repeat_interleave(group, dim=1)[:, :200]
-    error = (quantized_weights.dequantize_int4(weight) - values).abs()
+    error = (reference.dequantize_coded(weight) - values).abs()
     # a symmetric scale reaches -8 on one side and 7 on the other
     assert (error <= step * (0.51 if with_minima else 1.01) + 2e-3).all()
     int8 = quantized_weights.quantize_int8(values)
@@ -231,14 +229,14 @@ def int4_ones(outs: int = 64, channels: int = 128):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: quantized_matmul.int4_matmul(torch.zeros(2, 64).half(), int4_ones()),
-        lambda: quantized_matmul.int4_matmul(torch.zeros(2, 128), int4_ones()),
-        lambda: quantized_matmul.int4_matmul(torch.zeros(2, 128).half(), int4_ones(), torch.zeros(3).half()),
-        lambda: quantized_matmul.int4_matmul(torch.zeros(2, 128).half(), int4_ones(), None, torch.zeros(2, 64)),
+        lambda: coded_matmul.coded_matmul(torch.zeros(2, 64).half(), int4_ones()),
+        lambda: coded_matmul.coded_matmul(torch.zeros(2, 128), int4_ones()),
+        lambda: coded_matmul.coded_matmul(torch.zeros(2, 128).half(), int4_ones(), torch.zeros(3).half()),
+        lambda: coded_matmul.coded_matmul(torch.zeros(2, 128).half(), int4_ones(), None, torch.zeros(2, 64)),
         lambda: quantized_weights.quantize_int4(torch.ones(2, 64), 48),
-        lambda: quantized_weights.pack_int4(torch.zeros(2, 64), torch.zeros(2, 3), None, 32),
-        lambda: quantized_weights.int4_from_gguf(torch.zeros(18, dtype=torch.uint8), "Q5_0", (1, 32)),
-        lambda: quantized_weights.int4_from_gguf(torch.zeros(17, dtype=torch.uint8), "Q4_0", (1, 32)),
+        lambda: coded_weights.pack_int4(torch.zeros(2, 64), torch.zeros(2, 3), None, 32),
+        lambda: coded_weights.weight_from_gguf(torch.zeros(18, dtype=torch.uint8), "Q8_0", (1, 32)),
+        lambda: coded_weights.weight_from_gguf(torch.zeros(17, dtype=torch.uint8), "Q4_0", (1, 32)),
         lambda: quantized_weights.int8_from_gguf(torch.zeros(33, dtype=torch.uint8), (1, 32)),
     ],
 )

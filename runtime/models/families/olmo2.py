@@ -11,12 +11,8 @@ from typing import Any
 
 from plait.runtime.errors import UnsupportedModel
 from plait.runtime.models import gguf_config, hf_config
-from plait.runtime.models.checkpoint_interface import WeightShapes
-from plait.runtime.models.config import Fields, ModelConfig
-from plait.runtime.models.family import ModelFamily
-from plait.runtime.models.weight_shapes import attention_shapes, joint_qk_norm_shapes, mlp_shapes, norm_shapes
-
-POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+from plait.runtime.models.config import Fields
+from plait.runtime.models.family import LayerForm, ModelFamily
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
@@ -30,25 +26,20 @@ def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.Tens
     return fields
 
 
-def layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
-    norms = norm_shapes(config, *POST_NORMS) | joint_qk_norm_shapes(config)
-    return norms | attention_shapes(config) | mlp_shapes(config)
-
-
-FAMILY = ModelFamily(
+OLMO2 = ModelFamily(
     name="olmo2",
     hf_architectures=("Olmo2ForCausalLM", "Olmo2Model"),
     gguf_architecture="olmo2",
     read_hf_config=read_hf_config,
     read_gguf_config=read_gguf_config,
-    layer_shapes=layer_shapes,
-    decoder="plait.runtime.models.families.olmo2.layers:Olmo2Decoder",
-    has_packed_cpu=True,
     gguf_permuted_qk=False,
     gguf_layer_names={
         "post_attention_layernorm": "post_attention_norm",
         "post_feedforward_layernorm": "post_ffw_norm",
     },
-    layer_norms=(None, POST_NORMS[0], None, POST_NORMS[1]),
-    joint_qk_norms=True,
+    layer=LayerForm(
+        norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+        qk_norms="joint",
+        float32_norms=True,
+    ),
 )

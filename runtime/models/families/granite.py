@@ -9,21 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plait.runtime.models import gguf_config, hf_config
+from plait.runtime.models import gguf_config
 from plait.runtime.models.config import Fields
+from plait.runtime.models.families.llama import read_llama_config
 from plait.runtime.models.family import ModelFamily
-from plait.runtime.models.value_checks import checked_bool, checked_float
-from plait.runtime.models.weight_shapes import llama_layer_shapes
+from plait.runtime.models.value_checks import checked_float
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
-    fields = dict(
-        **hf_config.common_fields(config),
-        **hf_config.attention_biases(config),
-        mlp_bias=checked_bool("mlp_bias", config.get("mlp_bias", False)),
-    )
     return _with_factors(
-        fields,
+        read_llama_config(config),
         embedding=config.get("embedding_multiplier", 1.0),
         residual=config.get("residual_multiplier", 1.0),
         attention=config.get("attention_multiplier", 1.0),
@@ -32,8 +27,7 @@ def read_hf_config(config: Mapping[str, Any]) -> Fields:
 
 
 def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
-    fields = gguf_config.common_fields(keys, tensor_fields)
-    gguf_config.require_no_experts(keys)
+    fields = gguf_config.dense_fields(keys, tensor_fields)
     return _with_factors(
         fields,
         embedding=keys.get("embedding_scale", 1.0),
@@ -56,14 +50,11 @@ def _with_factors(fields: Fields, *, embedding: Any, residual: Any, attention: A
     )
 
 
-FAMILY = ModelFamily(
+GRANITE = ModelFamily(
     name="granite",
     hf_architectures=("GraniteForCausalLM", "GraniteModel"),
     gguf_architecture="granite",
     read_hf_config=read_hf_config,
     read_gguf_config=read_gguf_config,
-    layer_shapes=llama_layer_shapes,
-    decoder="plait.runtime.models.decoder:Decoder",
-    has_packed_cpu=True,
     gguf_permuted_qk=True,
 )

@@ -1,4 +1,4 @@
-"""Matrix products with GGUF's blocks of 2 to 6 bits, and their dequantization: codes, scales and bits as they are held.
+"""Matrix products with codes of 4 to 6 bits, and their dequantization: codes, scales and bits as they are held.
 
 The tile is that of quantized_matmul.py. The fifth and sixth bits of 32 codes of an output are one word each, so that
 they are extracted by a shift.
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plait.kernels.gguf_weights import SPAN_PAIR, GGUFWeight
+from plait.kernels.coded_weights import SPAN_PAIR, CodedWeight
 from plait.kernels.triton.linear.quantized_matmul import check_operands, finish, launch, pairs_of_split
 
 
@@ -40,7 +40,7 @@ def _scaled(values_ptr, super_ptr, first, n, outs, j, GROUP: tl.constexpr, HAS_S
 
 
 @triton.jit
-def _gguf_matmul(
+def _coded_matmul(
     x_ptr,
     packed_ptr,
     high_ptr,
@@ -48,6 +48,7 @@ def _gguf_matmul(
     minima_ptr,
     super_scales_ptr,
     super_minima_ptr,
+    table_ptr,
     bias_ptr,
     out_ptr,
     rows,
@@ -62,6 +63,7 @@ def _gguf_matmul(
     PLANES: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
     HAS_SUPER: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr,
     BM: tl.constexpr,
@@ -84,9 +86,12 @@ def _gguf_matmul(
                 k = first + j
                 x = tl.load(x_row + k[:, None], mask=(k < channels)[:, None] & (m < rows)[None, :], other=0.0)
                 codes = _codes(packed, high_ptr, span * 2 + half, n, outs, j, half, PLANES)
-                # 2^23 + q has q in its lowest bits: one OR and one subtraction convert an integer to float32.
-                numbers = (codes | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
-                wide = numbers * _scaled(scales_ptr, super_scales_ptr, first, n, outs, j, GROUP, HAS_SUPER)
+                if HAS_TABLE:
+                    scale = _scaled(scales_ptr, super_scales_ptr, first, n, outs, j, GROUP, HAS_SUPER)
+                    wide = tl.load(table_ptr + codes) * scale
+                else:  # 2^23 + q has q in its lowest bits: one OR and one subtraction convert an integer to float32
+                    numbers = (codes | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
+                    wide = numbers * _scaled(scales_ptr, super_scales_ptr, first, n, outs, j, GROUP, HAS_SUPER)
                 if HAS_MINIMA:
                     wide += _scaled(minima_ptr, super_minima_ptr, first, n, outs, j, GROUP, HAS_SUPER)
                 acc = tl.dot(wide.to(x.dtype), x, acc)
@@ -94,13 +99,14 @@ def _gguf_matmul(
 
 
 @triton.jit
-def _dequantize_gguf(
+def _dequantize_coded(
     packed_ptr,
     high_ptr,
     scales_ptr,
     minima_ptr,
     super_scales_ptr,
     super_minima_ptr,
+    table_ptr,
     rows_ptr,
     out_ptr,
     first_out,
@@ -112,6 +118,7 @@ def _dequantize_gguf(
     PLANES: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
     HAS_SUPER: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
     HAS_ROWS: tl.constexpr,
 ):
     i = tl.program_id(0) * 64 + tl.arange(0, 64)
@@ -125,7 +132,8 @@ def _dequantize_gguf(
     packed = tl.load(packed_ptr + at, mask=(n < outs)[:, None], other=0).to(tl.int32)  # [64, 32]
     for half in tl.static_range(2):
         first = span * 64 + half * 32
-        numbers = _codes(packed, high_ptr, span * 2 + half, n, outs, j, half, PLANES).to(tl.float32) - OFFSET
+        codes = _codes(packed, high_ptr, span * 2 + half, n, outs, j, half, PLANES)
+        numbers = tl.load(table_ptr + codes) if HAS_TABLE else codes.to(tl.float32) - OFFSET
         wide = numbers * _scaled(scales_ptr, super_scales_ptr, first, n, outs, j, GROUP, HAS_SUPER)
         if HAS_MINIMA:
             wide += _scaled(minima_ptr, super_minima_ptr, first, n, outs, j, GROUP, HAS_SUPER)
@@ -134,37 +142,40 @@ def _dequantize_gguf(
         tl.store(to, wide.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def gguf_matmul(
-    x: torch.Tensor, weight: GGUFWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+def coded_matmul(
+    x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `reference.matmul.gguf_matmul`, for x in bfloat16 or float16 with K contiguous; else ValueError."""
+    """As `reference_matmul.coded_matmul`, for x in bfloat16 or float16 with K contiguous; else ValueError."""
     out = check_operands(x, weight.in_features, weight.out_features, bias, out)
-    launch(_gguf_matmul, _tensors(weight), x, bias, out, len(weight.packed) // 2, **_constants(weight))
+    x = x if weight.order is None else x[:, weight.order]
+    launch(_coded_matmul, _tensors(weight), x, bias, out, len(weight.packed) // 2, **_constants(weight))
     return out
 
 
-def dequantize_gguf(
-    weight: GGUFWeight, rows: torch.Tensor | None, first: int, count: int, dtype: torch.dtype
+def dequantize_coded(
+    weight: CodedWeight, rows: torch.Tensor | None, first: int, count: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """Dequantizes the output channels `rows`, or `count` of them from `first` on, to [count, K]."""
     out = torch.empty((count, weight.in_features), dtype=dtype, device=weight.packed.device)
     if count:
-        _dequantize_gguf[triton.cdiv(count, 64), triton.cdiv(weight.in_features, SPAN_PAIR // 2)](
+        _dequantize_coded[triton.cdiv(count, 64), triton.cdiv(weight.in_features, SPAN_PAIR // 2)](
             *_tensors(weight), rows, out, first, count, weight.out_features, weight.in_features,
             HAS_ROWS=rows is not None, num_warps=4, **_constants(weight),
         )  # fmt: skip
     return out
 
 
-def _tensors(weight: GGUFWeight) -> tuple[torch.Tensor | None, ...]:
-    return weight.packed, weight.high, weight.scales, weight.minima, weight.super_scales, weight.super_minima
+def _tensors(weight: CodedWeight) -> tuple[torch.Tensor | None, ...]:
+    scales = weight.scales, weight.minima, weight.super_scales, weight.super_minima
+    return weight.packed, weight.high, *scales, weight.table
 
 
-def _constants(weight: GGUFWeight) -> dict[str, Any]:
+def _constants(weight: CodedWeight) -> dict[str, Any]:
     return {
         "GROUP": weight.group,
         "OFFSET": weight.offset,
         "PLANES": weight.planes,
         "HAS_MINIMA": weight.minima is not None,
         "HAS_SUPER": weight.super_scales is not None,
+        "HAS_TABLE": weight.table is not None,
     }

@@ -12,11 +12,9 @@ from typing import Any
 
 from plait.runtime.errors import CorruptModel
 from plait.runtime.models import gguf_config, hf_config
-from plait.runtime.models.checkpoint_interface import WeightShapes
-from plait.runtime.models.config import Fields, ModelConfig
-from plait.runtime.models.family import ModelFamily, PackedLayer
+from plait.runtime.models.config import Fields
+from plait.runtime.models.family import LayerForm, ModelFamily
 from plait.runtime.models.value_checks import checked_float
-from plait.runtime.models.weight_shapes import linear_shapes, norm_shapes
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
@@ -41,27 +39,13 @@ def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.Tens
     return dict(**fields, rotary_dim=rotary)
 
 
-def layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
-    hidden, wide, queries = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
-    return (
-        norm_shapes(config, "input_layernorm", "post_attention_layernorm")
-        | linear_shapes("self_attn.qkv_proj", queries + 2 * config.num_kv_heads * config.head_dim, hidden)
-        | linear_shapes("self_attn.o_proj", hidden, queries)
-        | linear_shapes("mlp.gate_up_proj", 2 * wide, hidden)
-        | linear_shapes("mlp.down_proj", hidden, wide)
-    )
-
-
-FAMILY = ModelFamily(
+PHI3 = ModelFamily(
     name="phi3",
     hf_architectures=("Phi3ForCausalLM", "Phi3Model"),
     gguf_architecture="phi3",
     read_hf_config=read_hf_config,
     read_gguf_config=read_gguf_config,
-    layer_shapes=layer_shapes,
-    decoder="plait.runtime.models.families.phi3.layers:Phi3Decoder",
-    has_packed_cpu=True,
     gguf_permuted_qk=False,
     gguf_layer_names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
-    packed_layer=PackedLayer(fused_matrices=True),
+    layer=LayerForm(fused_matrices=True),
 )

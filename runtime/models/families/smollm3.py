@@ -10,7 +10,6 @@ from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.config import Fields
 from plait.runtime.models.family import ModelFamily
 from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_int
-from plait.runtime.models.weight_shapes import llama_layer_shapes
 
 INTERVAL = 4  # of the layers without rotary embeddings, where the files do not name it
 
@@ -21,8 +20,7 @@ def read_hf_config(config: Mapping[str, Any]) -> Fields:
     windowed = checked_bool("use_sliding_window", config.get("use_sliding_window", False))
     return dict(
         **fields,
-        **hf_config.attention_biases(config),
-        mlp_bias=checked_bool("mlp_bias", config.get("mlp_bias", False)),
+        **hf_config.all_biases(config),
         sliding_window=config.get("sliding_window") if windowed else None,
         sliding_layers=hf_config.layer_types(config, num_layers, lambda layer: True) if windowed else (),
         unrotated_layers=_unrotated_layers(config, num_layers),
@@ -47,14 +45,11 @@ def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.Tens
     return dict(**fields, unrotated_layers=unrotated)
 
 
-FAMILY = ModelFamily(
+SMOLLM3 = ModelFamily(
     name="smollm3",
     hf_architectures=("SmolLM3ForCausalLM", "SmolLM3Model"),
     gguf_architecture="smollm3",
     read_hf_config=read_hf_config,
     read_gguf_config=read_gguf_config,
-    layer_shapes=llama_layer_shapes,
-    decoder="plait.runtime.models.decoder:Decoder",
-    has_packed_cpu=True,
     gguf_permuted_qk=True,
 )
