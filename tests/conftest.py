@@ -1,8 +1,10 @@
 """Environment of all tests: variables that must be set before torch or triton are imported.
 
 Waiting OpenMP threads must not spin against other processes (see `process.runtime.GOMP_SPIN_COUNT`). Without a GPU,
-Triton kernels run in its interpreter. Python keeps the compiled modules, as in the Makefile: where the environment
-forbids it, each of the some hundred processes would compile plait again, for a third of the time it takes to start.
+Triton kernels run in its interpreter. HTTP clients trust the certificate of nobody: each client, and each call of
+`httpx.get`, reads all that it trusts, which takes 23 ms for the usual 120, and the tests ask servers of this machine
+only, without TLS. Python keeps the compiled modules, as in the Makefile: where the environment forbids it, each of the
+some hundred processes would compile plait again, for a third of the time it takes to start.
 
 `example_share` says how many examples a property test takes.
 """
@@ -31,6 +33,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of processes that the tests s
 sys.dont_write_bytecode = False
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support" / "no_authority.pem")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -11,7 +11,7 @@ import numpy as np
 from plait.runtime.call_reports import MissReason
 from plait.runtime.kv_cache.page_pool import PagePool
 from plait.runtime.kv_cache.planned_release import PlannedRelease
-from plait.runtime.kv_cache.radix_node import RadixNode
+from plait.runtime.kv_cache.radix_node import EMPTY, RadixNode
 from plait.runtime.kv_cache.radix_tree import RadixTree
 from plait.runtime.kv_cache.sequence import Sequence
 
@@ -308,25 +308,25 @@ class PrefixCache:
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raises AssertionError unless every page is in exactly one place. `sequences`: all sequences that exist."""
         self.tree.check_integrity()
-        in_tree = [page for node in self.tree.nodes() for page in node.pages.tolist()]
-        private = [page for seq in sequences for page in seq.pages.view()[seq.num_in_tree :].tolist()]
-        free = self.pool.free_pages().tolist()
-        all_pages = sorted(in_tree + private + free + list(self.reserved_pages))
-        assert all_pages == list(range(self.pool.total)), "a page is lost or in two places"
-        assert len(private) == self.num_private
+        private = [seq.pages.view()[seq.num_in_tree :] for seq in sequences]
+        reserved = np.fromiter(self.reserved_pages, np.int32)
+        in_tree = [node.pages for node in self.tree.nodes()]
+        all_pages = np.sort(np.concatenate([*in_tree, *private, reserved, self.pool.free_pages()]))
+        assert np.array_equal(all_pages, np.arange(self.pool.total)), "a page is lost or in two places"
+        assert sum(map(len, private)) == self.num_private
         assert sum(self.counts()) == self.pool.total
         for seq in sequences:
             assert (seq.num_in_tree == seq.num_computed) or seq.is_locked
             self._check_path(seq)
 
     def _check_path(self, seq: Sequence) -> None:
-        path, node = [], seq.node
+        keys, pages, node = [EMPTY], [EMPTY], seq.node
         while node is not None:
-            path.append(node)
+            keys.append(node.key)
+            pages.append(node.pages)
             node = node.parent
-        tokens = [token for node_on_path in reversed(path) for token in node_on_path.key.tolist()]
-        pages = [page for node_on_path in reversed(path) for page in node_on_path.pages.tolist()]
-        assert tokens == seq.tokens.view()[: seq.num_in_tree].tolist(), "the path in the tree holds other tokens"
-        assert pages == seq.pages.view()[: seq.num_in_tree].tolist()
+        tokens_match = np.array_equal(np.concatenate(keys[::-1]), seq.tokens.view()[: seq.num_in_tree])
+        assert tokens_match, "the path in the tree holds other tokens"
+        assert np.array_equal(np.concatenate(pages[::-1]), seq.pages.view()[: seq.num_in_tree])
         if seq.node is not None:
             assert seq.is_locked or seq in seq.node.pins

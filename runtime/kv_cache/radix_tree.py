@@ -268,7 +268,7 @@ class RadixTree:
     def check_integrity(self) -> None:
         """Raises AssertionError unless links, keys, locks, counts, pages and the eviction queue are consistent."""
         locked = cached = num_nodes = 0
-        seen_pages: set[int] = set()
+        all_pages = [EMPTY]
         queued = self._eviction_queue.valid_nodes()
         for node in self.nodes():
             num_nodes += node.parent is not None
@@ -279,9 +279,9 @@ class RadixTree:
             assert node.lock_count >= sum(child.lock_count for child in node.children.values())
             for token, child in node.children.items():
                 assert child.parent is node and child.namespace == node.namespace and int(child.key[0]) == token
-            pages = set(node.pages.tolist())
-            assert len(pages) == len(node.pages) and not pages & seen_pages, "a page is in the tree twice"
-            seen_pages |= pages
+            all_pages.append(node.pages)
             locked += len(node.key) if node.lock_count else 0
             cached += 0 if node.lock_count else len(node.key)
+        ordered = np.sort(np.concatenate(all_pages))
+        assert (ordered[1:] != ordered[:-1]).all(), "a page is in the tree twice"
         assert (cached, locked, num_nodes) == (self.num_cached, self.num_locked, self._num_nodes)

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 from tiny_llama_gguf import write_small_model
-from waiting import wait_until
+from waiting import is_running, wait_until
 
 from plait.cli import main
 from plait.coding_agents import CODING_AGENTS, Served
@@ -81,7 +81,7 @@ def descendants(process):
 
 
 def are_gone(processes):
-    return wait_until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes))
+    return wait_until(lambda: not any(is_running(one.pid) for one in processes))
 
 
 def test_the_agent_has_a_server_with_a_key_of_its_own(launched) -> None:

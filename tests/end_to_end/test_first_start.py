@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from waiting import wait_until
+from waiting import is_running, wait_until
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -30,7 +30,7 @@ def test_compiling_is_announced_and_ends_with_the_program(number, tmp_path) -> N
                 os.killpg(program.pid, number)
             else:
                 program.send_signal(number)
-            assert wait_until(lambda: not any(process.is_running() for process in processes), 60)
+            assert wait_until(lambda: not any(is_running(process.pid) for process in processes), 60)
         finally:
             os.killpg(program.pid, signal.SIGKILL)
 

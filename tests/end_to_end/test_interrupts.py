@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 
-import psutil
 import pytest
-from waiting import wait_until
+from waiting import is_running, wait_until
 
 pytestmark = pytest.mark.usefixtures("starts_small_model", "default_signals")
 
@@ -41,7 +40,7 @@ def test_a_second_ctrl_c_ends_the_wait_for_the_runtime(tmp_path):
             _, errors = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert errors == "" and wait_until(lambda: not psutil.pid_exists(pid))
+    assert errors == "" and wait_until(lambda: not is_running(pid))
     assert not list(tmp_path.glob("plait-*"))
 
 
@@ -84,5 +83,5 @@ def test_a_signal_to_the_group_leaves_nothing(phase, tmp_path):
             pid = int(process.stdout.readline())
             os.killpg(process.pid, number)
             assert process.wait(60) == -number, number
-            assert wait_until(lambda pid=pid: not psutil.pid_exists(pid)), number
+            assert wait_until(lambda pid=pid: not is_running(pid)), number
             assert not list(folder.glob("plait-*")), number

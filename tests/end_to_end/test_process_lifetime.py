@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 from runtime_helpers import LONG, open_session
-from waiting import wait_until
+from waiting import is_running, wait_until
 
 from plait.runtime.errors import (
     InputError,
@@ -55,7 +55,7 @@ def test_the_runtime_exits_when_its_owner_is_killed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     pid = int(done.stdout)
-    assert wait_until(lambda: not psutil.pid_exists(pid))
+    assert wait_until(lambda: not is_running(pid))
 
 
 def test_a_killed_runtime_fails_its_calls():
@@ -200,5 +200,5 @@ def test_a_runtime_removes_its_directory_after_sigterm_while_loading(tmp_path):
     os.killpg(owner.pid, signal.SIGTERM)
     assert owner.wait() == -signal.SIGTERM
     owner.stdout.close()
-    assert wait_until(lambda: not psutil.pid_exists(child))
+    assert wait_until(lambda: not is_running(child))
     assert runtime_directories(tmp_path) == []

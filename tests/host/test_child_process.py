@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from waiting import wait_until
+from waiting import is_running, wait_until
 
 from plait.host.child_process import ChildProcess, last_line
 
@@ -70,7 +70,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         pid, fork, status = owner.stdout.readline().split()
         assert owner.wait(60) == -signal.SIGKILL and status == "None"
     try:
-        assert wait_until(lambda: not psutil.pid_exists(int(pid)))
+        assert wait_until(lambda: not is_running(int(pid)))
         assert psutil.pid_exists(int(fork))
     finally:
         os.kill(int(fork), signal.SIGKILL)

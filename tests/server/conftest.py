@@ -83,7 +83,7 @@ def aclient(address):
 
 @pytest.fixture(scope="session")
 def http(address):
-    """One client for all tests, since a new one reads the system's certificates."""
+    """One client for all tests, with its connections."""
     with httpx.Client(base_url=address, timeout=60) as client:
         yield client
 

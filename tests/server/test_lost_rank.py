@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 from served_process import Served
-from waiting import wait_until
+from waiting import is_running, wait_until
 
 PROMPT = {"model": "default", "prompt": "One, two,", "max_tokens": 12, "temperature": 0}
 
@@ -29,7 +29,7 @@ def test_a_killed_rank_is_restarted_with_the_runtime(served):
     runtime, ranks = processes_of(served)
     assert len(ranks) == 3
     ranks[1].kill()
-    assert wait_until(lambda: not any(process.is_running() for process in (runtime, *ranks)), 120)
+    assert wait_until(lambda: not any(is_running(process.pid) for process in (runtime, *ranks)), 120)
     assert served.post(PROMPT).json()["choices"][0]["text"] == answer
     other_runtime, other_ranks = processes_of(served)
     assert len(other_ranks) == 3
@@ -51,4 +51,4 @@ def test_no_rank_is_left_behind(served):
         rank.suspend()  # as by SIGSTOP: it cannot notice that the runtime has ended
     runtime.kill()
     psutil.Process(served.process.pid).kill()
-    assert wait_until(lambda: not any(process.is_running() for process in (runtime, *ranks)), 120)
+    assert wait_until(lambda: not any(is_running(process.pid) for process in (runtime, *ranks)), 120)

@@ -24,7 +24,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> bool
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """Whether the process exists and is no zombie: an orphan that has ended is one until the init process looks."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False

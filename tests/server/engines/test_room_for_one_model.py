@@ -8,11 +8,10 @@ import time
 
 import httpx
 import ollama
-import psutil
 import pytest
 from prometheus_scrape import scrape
 from served_models import Models
-from waiting import wait_until
+from waiting import is_running, wait_until
 
 ZERO = {"temperature": 0, "num_predict": 4}
 
@@ -93,4 +92,4 @@ def test_sigterm_ends_streams_waiting_requests_and_engines(narrow) -> None:
             narrow.process.terminate()
             assert json.loads([line for line in lines if line][-1][6:])["error"]["code"] == "aborted"
         assert waiting.result().status_code == 503 and waiting.result().json()["error"]["code"] == "draining"
-    assert narrow.wait() == 0 and wait_until(lambda: not any(map(psutil.Process.is_running, runtimes)))
+    assert narrow.wait() == 0 and wait_until(lambda: not any(is_running(runtime.pid) for runtime in runtimes))

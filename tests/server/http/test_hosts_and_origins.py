@@ -174,7 +174,8 @@ def test_clients_of_ollama_need_no_content_type(ask, untyped) -> None:
     client = [host, ("user-agent", "litellm/1.108.7"), *([("content-type", untyped)] if untyped else [])]
     bodies = {
         "/api/generate": b'{"model": "default", "prompt": "hi", "options": {"num_predict": 1}}',
-        "/api/chat": b'{"model": "default", "messages": [{"role": "user", "content": "hi"}], "stream": false}',
+        "/api/chat": b'{"model": "default", "messages": [{"role": "user", "content": "hi"}], '
+        b'"options": {"num_predict": 1}}',
         "/api/embed": b'{"model": "default", "input": []}',
         "/api/embeddings": b'{"model": "default", "prompt": ""}',
         "/api/show": b'{"model": "default"}',

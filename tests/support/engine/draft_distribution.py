@@ -41,17 +41,21 @@ def allowed_tokens(is_masked):
 @functools.cache
 def exact_distribution(is_masked):
     """{output: probability}, from the logits alone."""
-    allowed, distribution = allowed_tokens(is_masked), {}
-    for output in itertools.product(*allowed):
-        probability = 1.0
-        for at, token in enumerate(output):
-            logits = logits_after(state_of([*PROMPT, *output[:at]])).double().numpy()[allowed[at]] / TEMPERATURE
-            weights = np.exp(logits - logits.max())
-            probability *= weights[allowed[at].index(token)] / weights.sum()
-            if probability < 1e-9:
-                break
-        distribution[output] = probability
+    distribution = {(): 1.0}
+    for allowed in allowed_tokens(is_masked):
+        distribution = {
+            (*begin, token): probability * share
+            for begin, probability in distribution.items()
+            for token, share in zip(allowed, shares_after(begin, allowed), strict=True)
+        }
     return distribution
+
+
+def shares_after(begin, allowed):
+    """The probabilities of the allowed tokens after the prompt and `begin`."""
+    logits = logits_after(state_of([*PROMPT, *begin])).double().numpy()[allowed] / TEMPERATURE
+    weights = np.exp(logits - logits.max())
+    return (weights / weights.sum()).tolist()
 
 
 def sampled(num_outputs, is_masked, drafts_of, patch):

@@ -13,7 +13,6 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
@@ -30,12 +29,15 @@ TILE = 32  # outputs of a tile
 
 
 class CompiledKernel:
-    """A function without a result, compiled once for the types of its arguments: numbers, arrays and tuples of them."""
+    """A function without a result, compiled once for the types of its arguments: numbers, arrays and tuples of them.
+
+    The machine code is kept in the kernels' cache, for the text of the module: compiling takes most of a test's time.
+    """
 
     def __init__(self, function: Any) -> None:
         self._function = function
         self._entries: dict[tuple[Kind, ...], Callable[..., None]] = {}
-        self._bitcode: list[bytes] = []  # of all that was compiled
+        self._texts: list[str] = []  # the modules of all that was compiled
 
     def __call__(self, *arguments: Any) -> None:
         kinds = tuple(_kind_of(argument) for argument in arguments)
@@ -51,10 +53,9 @@ class CompiledKernel:
         b = ir.IRBuilder(entry.append_basic_block())
         b.call(compiled, [v.I64(0).inttoptr(v.I8.as_pointer()), *entry.args])
         b.ret_void()
-        machine = object_code.target_machine()
-        optimized = object_code.optimized(module.module, machine)
-        self._bitcode.append(optimized.as_bitcode())
-        (address,) = object_code.load(machine.emit_object(optimized), ("entry",))
+        text = str(module.module)
+        self._texts.append(text)
+        (address,) = object_code.load(_object_file(self._function.__name__, text), ("entry",))
         types = [ctypes.c_double if part == FLOAT64.llvm else ctypes.c_int64 for part in entry.ftype.args]
         return ctypes.PYFUNCTYPE(None, *types)(address)
 
@@ -62,11 +63,22 @@ class CompiledKernel:
     def assembly(self) -> str:
         """The assembly language of all that was compiled."""
         machine = object_code.target_machine()
-        return "".join(machine.emit_assembly(llvm.parse_bitcode(code)) for code in self._bitcode)
+        return "".join(machine.emit_assembly(object_code.optimized(text, machine)) for text in self._texts)
 
 
 def compiled_kernel(function: Callable[..., None]) -> CompiledKernel:
     return CompiledKernel(function)
+
+
+def _object_file(name: str, text: str) -> bytes:
+    """The optimized object file of a module's text, compiled if no earlier run has done so."""
+    path = object_code.cache_path(f"test-{name}", text)
+    code = object_code.read(path)
+    if code is None:
+        machine = object_code.target_machine()
+        code = machine.emit_object(object_code.optimized(text, machine))
+        object_code.write(path, code)
+    return code
 
 
 def _kind_of(argument: Any) -> Kind:

@@ -7,7 +7,7 @@ import contextlib
 import httpx
 import psutil
 from served_process import Served
-from waiting import wait_until
+from waiting import is_running, wait_until
 
 KEYS = {"alice": "a-key", "bob": "b-key"}
 CAPITAL = "The capital of France is"
@@ -71,6 +71,6 @@ class Models(Served):
         runtimes = self.runtimes()
         self.process.terminate()
         code = self.wait()
-        assert wait_until(lambda: not any(map(psutil.Process.is_running, runtimes)))
+        assert wait_until(lambda: not any(is_running(runtime.pid) for runtime in runtimes))
         self.close()
         return code

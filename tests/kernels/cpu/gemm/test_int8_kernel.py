@@ -6,6 +6,7 @@ Where there is no AVX-VNNI, VPDPBUSD on 8 lanes is tested in its AVX-512 encodin
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import gguf
 import llvmlite.binding
@@ -18,6 +19,7 @@ from kernel_calls import product
 from quantized_activations import activations_of, dequantized, random_int8
 from stored_weights import dequantized_weight, random_weight
 
+from plait.kernels.cpu.compiler import object_code
 from plait.kernels.cpu.decoder import missing_features
 from plait.kernels.cpu.gemm import int8_blocks, int8_kernel, layout_kernels, packed_weights
 from plait.kernels.cpu.gemm.layouts import LAYOUTS
@@ -42,14 +44,18 @@ CASES += sample_of([case for case in ALL_CASES if case not in CASES], least=8)
 
 @cache
 def compiled(isa, name):
-    """A layout's functions: those of this CPU, or only the product, compiled for another instruction set."""
+    """A layout's functions: those of this CPU, or only the product, compiled for another instruction set.
+
+    Both are kept in the kernels' cache; of the latter, how they are made here, too.
+    """
     if isa is int8_blocks.INT8_ISA:
         return layout_kernels.layout_kernel(name)
+    path = object_code.cache_path(f"test-{isa.name}-{name}", Path(__file__).read_text())
     with pytest.MonkeyPatch.context() as patched:
         for module in (int8_blocks, int8_kernel):
             patched.setattr(module, "INT8_ISA", isa)
         patched.setattr(int8_kernel, "MAX_ROWS", 6 if isa is int8_blocks.AVX512_VNNI else 4)
-        patched.setattr(layout_kernels, "_cache_path", lambda name: None)
+        patched.setattr(layout_kernels, "_cache_path", lambda name: path)
         for other in ("generate_dequantize", "generate_pass", "generate_output"):
             patched.setattr(layout_kernels, other, lambda *arguments: None)
         return layout_kernels._load.__wrapped__(name)
