@@ -25,10 +25,10 @@ def in_children(call: Callable[[Any], Any], items: list[Any], deadline_s: float)
         if not child:
             run(call, items[len(found) :], writing)
         os.close(writing)
-        with os.fdopen(reading) as answers:
+        with os.fdopen(reading, "rb", buffering=0) as answers:  # select would not see what a buffer holds
             while len(found) < len(items):
                 ready, _, _ = select.select([reading], [], [], deadline_s)
-                line = answers.readline() if ready else ""
+                line = answers.readline() if ready else b""
                 found.append(json.loads(line) if line else None)
                 if not line:
                     break

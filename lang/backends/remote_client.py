@@ -140,6 +140,8 @@ class RemoteSession(SessionWithoutRuntime):
     # -- order ------------------------------------------------------------------------------------
 
     def _begin(self, request: CallRequest) -> TextCall:
+        if request.method == "exact":
+            raise InputError(f"{self._client.name} cannot draw one of scored choices (select with exact)")
         self._client.check_request(request)
         call = TextCall(self._client, request.params.timeout_s)
         self._calls.append(call)

@@ -127,8 +127,6 @@ class RuntimeEndpoint(RemoteClient):
         return info if isinstance(info, dict) else {}
 
     def check_request(self, request: CallRequest) -> None:
-        if request.method == "exact":
-            raise InputError(f"{self.name} cannot draw one of scored choices (select with exact)")
         tools = json_call_of(request.constraint)
         _constraint(request.constraint if tools is None else tools[1])
 

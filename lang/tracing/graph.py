@@ -95,8 +95,6 @@ class Graph:
 
         Raises InputError for missing or unknown arguments, and ProgramError if a call fails.
         """
-        from plait.lang.tracing.graph import graph_execution
-
         return graph_execution(self, arguments, backend, budget).run_to_completion()
 
     async def arun(
@@ -107,7 +105,6 @@ class Graph:
         >>> state = await qa.compile().arun(question="Why?")     # doctest: +SKIP
         """
         from plait.lang.execution.event_loop import run_async
-        from plait.lang.tracing.graph import graph_execution
 
         return await run_async(graph_execution(self, arguments, backend, budget))
 

@@ -149,9 +149,9 @@ def json_value_format(where: str, type_: Any, spec: Spec | None) -> ValueFormat:
         return ValueFormat("a JSON value", spec, str)
     try:
         schema, read = json_schema_and_parser(type_)
+        return ValueFormat(_type_name(type_), JsonSchema(schema), read)
     except _UNSUPPORTED as error:
         raise _unsupported(where, type_, error) from None
-    return ValueFormat(_type_name(type_), JsonSchema(schema), read)
 
 
 def json_schema_and_parser(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:

@@ -89,6 +89,7 @@ def test_unsupported_features_are_errors(chat):
             user("Q") + assistant(select("x", ["a", "b"], choices_method=plait.greedy_token_selection)),
             "cannot score choices",
         ),
+        (user("Q") + assistant(select("x", ["a", "b"], exact=True)), r"cannot draw one .*\(select with exact\)"),
     ):
 
         @plait.function

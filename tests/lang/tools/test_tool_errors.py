@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 import pytest
 from tool_examples import add, agent, script_call
@@ -23,6 +24,9 @@ def unresolved_type(a: threading.Lock) -> None: ...  # noqa: F821
 def type_without_schema(a: asyncio.Lock) -> None: ...
 
 
+LONG_SCHEMA = list[Literal["x" * (1 << 20)]]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -39,6 +43,7 @@ def type_without_schema(a: asyncio.Lock) -> None: ...
         (lambda: gen("x", tools=[add], regex="a"), "beside tools, give type or json_schema"),
         (lambda: gen("x", tools=[add], type=int, json_schema="{}"), "beside tools, give type or json_schema"),
         (lambda: gen("x", tools=[add], type=asyncio.Lock), "values of type Lock cannot be generated"),
+        (lambda: gen("x", tools=[add], type=LONG_SCHEMA), "cannot be generated: the schema is longer than"),
         (lambda: gen("x", tools=[add], type=int, tool_choice="required"), 'tool_choice must be "auto"'),
         (lambda: gen("x", tools=[add], type=int, tool_choice="none"), 'tool_choice must be "auto"'),
         (lambda: gen("x", tools=[add], type=int, stop="a"), "stop has no effect with tools"),
