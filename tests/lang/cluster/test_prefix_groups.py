@@ -60,6 +60,6 @@ def test_groups_divide_the_items_and_share_text(items):
 
 
 @given(st.text("ab", max_size=12), st.text("ab", max_size=12))
-def testnum_common_chars(one, other):
+def test_num_common_chars(one, other):
     pairs = list(zip(one, other, strict=False))
     assert num_common_chars(one, other) == next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))
