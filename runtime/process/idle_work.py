@@ -12,7 +12,8 @@ from plait.runtime.errors import PlaitError
 if TYPE_CHECKING:  # slow to import
     from plait.constrained import CompilePool
 
-IDLE_S = 0.3  # without a sequence, also after the start: the owner connects
+START_S = 5.0  # after the start: until the owner has built its own tokenizer, and asks
+IDLE_S = 1.0  # without a sequence
 POLL_S = 0.02  # between two looks at a part that is being built
 
 
@@ -20,8 +21,9 @@ class IdleWork:
     """Builds what all grammars share, each part in a thread, and then starts the compile processes.
 
     Two parts are built by libraries that hold the interpreter's lock meanwhile: 0.1 and 0.2 s with 49,152 tokens, 0.6
-    and 1.4 s with 262,144. No sequence goes on in that time. So a part begins only when none has run for a moment, and
-    a sequence that comes waits for one part at most. The first constraint builds what is left itself.
+    and 1.4 s with 262,144. No sequence goes on in that time. So a part begins only when none has run for a second, and
+    not in the first seconds, when the owner is about to ask; a sequence that comes waits for one part at most. The
+    first constraint builds what is left itself.
 
     >>> work = IdleWork(pool)                                             # doctest: +SKIP
     >>> engine_loop.step(timeout_s=work.timeout_s())                      # doctest: +SKIP
@@ -31,7 +33,7 @@ class IdleWork:
     def __init__(self, pool: CompilePool) -> None:
         self._pool: CompilePool | None = pool  # None: all is done
         self._thread: Thread | None = None
-        self._begin_at = time.monotonic() + IDLE_S
+        self._begin_at = time.monotonic() + START_S
 
     def timeout_s(self) -> float | None:
         """Returns after how many seconds to call `go_on` although nothing happens; None: not at all."""

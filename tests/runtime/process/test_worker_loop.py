@@ -10,7 +10,7 @@ import pytest
 
 from plait.runtime.errors import CorruptModel
 from plait.runtime.process import idle_work, worker
-from plait.runtime.process.idle_work import IDLE_S, POLL_S, IdleWork
+from plait.runtime.process.idle_work import IDLE_S, POLL_S, START_S, IdleWork
 
 
 class Pool:
@@ -66,14 +66,14 @@ def test_other_threads_give_the_interpreter_to_the_loop_at_once(clock) -> None:
     loop.step = step
     worker._run(loop, transport)
     assert sys.getswitchinterval() == worker.SWITCH_S < 0.001
-    assert steps == [pytest.approx(IDLE_S)] * 2
+    assert steps == [pytest.approx(START_S)] * 2
 
 
 def test_parts_are_built_one_at_a_time_and_then_the_processes_start(clock) -> None:
     work = IdleWork(pool := Pool(2))
     work.go_on(is_busy=False)
-    assert pool.events == [] and work.timeout_s() == pytest.approx(IDLE_S), "the owner connects"
-    clock.now += IDLE_S
+    assert pool.events == [] and work.timeout_s() == pytest.approx(START_S), "the owner is about to ask"
+    clock.now += START_S
     work.go_on(is_busy=False)
     work.go_on(is_busy=False)
     assert work.timeout_s() == POLL_S
@@ -107,7 +107,7 @@ def test_no_part_begins_while_sequences_run_and_shortly_after(clock) -> None:
 
 def test_a_tokenizer_that_cannot_be_built_ends_no_process(clock) -> None:
     work = IdleWork(pool := Pool(1))
-    pool.error, clock.now = CorruptModel("the lists contradict each other"), clock.now + IDLE_S
+    pool.error, clock.now = CorruptModel("the lists contradict each other"), clock.now + START_S
     work.go_on(is_busy=False)
     build(pool, work)
     work.go_on(is_busy=False)
