@@ -1,5 +1,8 @@
 """The adapters of a runtime: all that calls may name, and those that are resident, each in a slot of the model's.
 
+Others are kept in memory without a slot, as far as `AdapterSlots.spare_bytes` allows: those that were read for waiting
+requests, and those used most recently.
+
 Files are read in a thread of low priority, one adapter at a time. A read that hangs, as on a mount that is gone, is
 left to its thread after READ_DEADLINE_S, and the next one has another thread. All else runs in the scheduler's thread,
 between steps.
@@ -29,7 +32,10 @@ MAX_HANGING = 64  # reads beyond their deadline; with more, every further read f
 
 
 class AdapterSlots(Protocol):
-    """Where a decoder has its adapters."""
+    """Where a decoder has its adapters. spare_bytes: of the files of adapters that may be kept without a slot, beside
+    the one read last."""
+
+    spare_bytes: int
 
     def prepare(self, adapter: Adapter) -> Any:
         """The adapter as `place` takes it; called in any thread."""
@@ -85,7 +91,8 @@ class AdapterPool:
     paths: name -> folder or file. If there are at most as many as slots, all are read now; else the headers only.
     make_slots: returns so many slots. Raises InputError and ModelError.
 
-    names: name -> id. slots: id -> slot of the resident ones, least recently used first.
+    names: name -> id. slots: id -> slot of the resident ones, least recently used first. kept: id -> those without a
+    slot, in the order in which they came. wanted: the ids that requests wait for, which are dropped last.
     """
 
     def __init__(
@@ -94,13 +101,17 @@ class AdapterPool:
         self._config, self._shapes = config, expected_shapes(config)
         self.names: dict[str, str] = {}
         self.slots: dict[str, int] = {}
+        self.kept: dict[str, _Read] = {}
+        self.wanted: frozenset[str] = frozenset()
+        self._placed: dict[str, _Read] = {}  # as `slots`
         opened = {name: open_adapter(name, path, config, self._shapes) for name, path in paths.items()}
         sizes = [adapter.files.num_bytes for adapter in opened.values()]
         self.num_slots = num_slots or _num_slots(sizes)
         is_partial = len(opened) > self.num_slots
         num_empty = self.num_slots if is_partial else self.num_slots - len(opened)
-        self.missing_bytes = max(sizes, default=SMALL_BYTES) * num_empty  # of adapters that come later
         self._device = make_slots(self.num_slots)
+        most = max(sizes, default=SMALL_BYTES)
+        self.missing_bytes = most * (num_empty + 1)  # of adapters that come later, one of them without a slot
         self._free = list(reversed(range(self.num_slots)))
         self._files: dict[str, AdapterFiles] = {}  # of named adapters, and of those that sessions still have
         self._num_uses, self._num_sessions = Counter[str](), Counter[str]()  # names and sessions; sessions
@@ -149,6 +160,7 @@ class AdapterPool:
             del self._num_uses[adapter], self._num_sessions[adapter], self._files[adapter]
             if adapter in self.slots:
                 self.evict(adapter)
+            self.kept.pop(adapter, None)
 
     def _check_name(self, name: str, replace: bool) -> None:
         if name in self.names and not replace:
@@ -160,7 +172,9 @@ class AdapterPool:
         """Gives a name to an adapter that was read, and a slot if one is free."""
         before = self.names.get(name)
         self._name(name, read.adapter, read.files)
-        self._place_if_free(read)
+        self._keep(read)
+        if self.has_free_slot and read.adapter not in self.slots:
+            self.place(read.adapter)
         if before is not None:
             self._count_use(before, -1)
 
@@ -186,28 +200,42 @@ class AdapterPool:
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether an adapter can be read without taking another one's slot."""
+        """Whether an adapter can be placed without taking another one's slot."""
         return bool(self._free)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another adapter can be read beside those of `wanted` that are kept."""
+        num_bytes = sum(read.files.num_bytes for adapter, read in self.kept.items() if adapter in self.wanted)
+        return not num_bytes or num_bytes < self._device.spare_bytes
 
     def touch(self, adapter: str) -> None:
         """Notes that a step uses a resident adapter."""
         self.slots[adapter] = self.slots.pop(adapter)
 
     def begin_load(self, adapter: str) -> None:
-        """Begins to read an adapter that is not resident, into a free slot if it does not hang. No other one may be
-        read now."""
+        """Begins to read an adapter that is neither resident nor kept, if it does not hang. It is kept then. No other
+        one may be read now."""
         files = self._files[adapter]
         if self.hangs(adapter):
             self._ended.append(Loaded(adapter, _timeout(files.name)))
             return
-        assert self._running is None and self._free
+        assert self._running is None
         self._start(adapter, files.name, lambda: self._read(reopen_adapter(files, self._config, self._shapes), adapter))
+
+    def place(self, adapter: str) -> None:
+        """Gives a free slot to an adapter that is kept."""
+        self._placed[adapter] = read = self.kept.pop(adapter)
+        self.slots[adapter] = slot = self._free.pop()
+        self._device.place(slot, read.prepared)
 
     def evict(self, adapter: str) -> None:
         """Frees the slot of an adapter that no running request has."""
-        slot = self.slots.pop(adapter)
+        slot, read = self.slots.pop(adapter), self._placed.pop(adapter)
         self._device.place(slot, None)
         self._free.append(slot)
+        if self._device.spare_bytes:
+            self._keep(read, is_evicted=True)
 
     def collect(self) -> list[Loaded | Registered]:
         """What has ended since the last call."""
@@ -218,7 +246,7 @@ class AdapterPool:
                 continue
             self._hanging = [other for other in self._hanging if other is not reading]
             if isinstance(reading.job, str) and isinstance(read, _Read):
-                self._place_if_free(read)  # slow, but there: the next request does not read it again
+                self._keep(read)  # slow, but there: the next request does not read it again
         if self._running is not None and time.monotonic() >= self._running.deadline:
             late, self._running = self._running, None
             self._hanging.append(late)
@@ -245,7 +273,7 @@ class AdapterPool:
             self._ended.append(Registered(job.key, self._finish(job, read)))
             return
         if isinstance(read, _Read):
-            self._place_if_free(read)
+            self._keep(read)
         self._ended.append(Loaded(job, read if isinstance(read, PlaitError) else None))
 
     def _finish(self, job: _Registration, read: _Read | PlaitError) -> PlaitError | None:
@@ -259,11 +287,19 @@ class AdapterPool:
         self._add(job.name, read)
         return None
 
-    def _place_if_free(self, read: _Read) -> None:
-        """Gives a slot to an adapter, if one is free and anybody still has it."""
-        if read.adapter in self._files and read.adapter not in self.slots and self._free:
-            self.slots[read.adapter] = slot = self._free.pop()
-            self._device.place(slot, read.prepared)
+    def _keep(self, read: _Read, is_evicted: bool = False) -> None:
+        """Keeps an adapter in memory, if anybody still has it, and drops others that have no room beside it. One that
+        is_evicted goes itself rather than one that is wanted."""
+        if read.adapter not in self._files or read.adapter in self.slots:
+            return
+        excess = sum(other.files.num_bytes for other in self.kept.values()) - self._device.spare_bytes
+        for adapter in sorted(self.kept, key=self.wanted.__contains__):
+            if excess <= 0:
+                break
+            if is_evicted and adapter in self.wanted:
+                return
+            excess -= self.kept.pop(adapter).files.num_bytes
+        self.kept[read.adapter] = read
 
     # -- the threads --------------------------------------------------------------------------------
 

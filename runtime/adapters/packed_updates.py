@@ -14,9 +14,11 @@ class PackedAdapters(CpuAdapters):
     """Implements `adapter_pool.AdapterSlots`. num_outputs: of each layer's products, in the order of `GROUPS`, and at
     the end of head and embedding."""
 
-    def __init__(self, config: ModelConfig, num_outputs: Sequence[Sequence[int]], num_slots: int) -> None:
+    def __init__(
+        self, config: ModelConfig, num_outputs: Sequence[Sequence[int]], num_slots: int, spare_bytes: int
+    ) -> None:
         super().__init__(num_outputs, num_slots)
-        self._config = config
+        self._config, self.spare_bytes = config, spare_bytes
 
     def prepare(self, adapter: Adapter) -> PackedAdapter:
         """As in `AdapterSlots`."""

@@ -44,6 +44,7 @@ class TorchAdapters:
         self, config: ModelConfig, dtype: torch.dtype, device: torch.device, kernels: Kernels, num_slots: int
     ) -> None:
         self._config, self._dtype, self._device, self._kernels = config, dtype, device, kernels
+        self.spare_bytes = 0  # `prepare` takes the memory of the device
         self.enqueue: Callable[[Callable[[], None]], None] = lambda work: work()
         layer_places = (ProductPlace(layer, group) for layer in range(config.num_layers) for group in GROUPS)
         self._places: dict[ProductPlace | None, int] = {

@@ -87,8 +87,17 @@ def _physical_core(processor: int) -> str:
 
 def host_kv_cache_budget() -> int:
     """Default KV cache size in bytes: an eighth of the host's memory, at most 1 GiB."""
-    total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(total_bytes // 8, 1 << 30)
+    return min(host_memory_bytes() // 8, 1 << 30)
+
+
+def host_adapter_budget() -> int:
+    """Bytes of adapters that wait in memory for a slot: an eighth of the host's memory, at most 4 GiB."""
+    return min(host_memory_bytes() // 8, 4 << 30)
+
+
+def host_memory_bytes() -> int:
+    """The host's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def trim_heap() -> None:

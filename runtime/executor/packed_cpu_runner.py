@@ -26,7 +26,7 @@ from plait.runtime.config import EngineConfig, WeightFormat
 from plait.runtime.errors import InputError
 from plait.runtime.executor.backend_selection import resolve_weight_format
 from plait.runtime.executor.batch_arrays import AdapterRows, adapter_rows, batch_arrays
-from plait.runtime.executor.host_machine import host_kv_cache_budget, num_threads
+from plait.runtime.executor.host_machine import host_adapter_budget, host_kv_cache_budget, num_threads
 from plait.runtime.executor.kernel_cache import COMPILING_EVERY_TIME, can_keep_kernels
 from plait.runtime.executor.runner import (
     DEFAULT_CPU_BATCH_TOKENS,
@@ -144,7 +144,7 @@ class PackedCpuRunner:
         warm_up(self)
 
     def _make_adapter_slots(self, num_slots: int) -> PackedAdapters:
-        slots = PackedAdapters(self.config, self.model.num_outputs(), num_slots)
+        slots = PackedAdapters(self.config, self.model.num_outputs(), num_slots, host_adapter_budget())
         self.model.set_adapters(slots)
         return slots
 

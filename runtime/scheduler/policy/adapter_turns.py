@@ -1,7 +1,7 @@
-"""Waiting requests whose adapter is not resident: which adapter is read next, and into whose slot.
+"""Waiting requests whose adapter is not resident: which adapter is read next, and who gets a slot.
 
-A request waits until its adapter is resident, while others run. The adapter of the first of them, in the order of
-`WaitingOrder`, is read next. It gets
+A request waits until its adapter is resident, while others run. Adapters are read in the order of the requests, by
+`WaitingOrder`, also while no slot is free. The first one that is read gets
 - a free slot, or that of the adapter used longest ago that no running request has, nor a waiting one that comes first;
   those that only idle sessions have, because their name is another one's by now, come last;
 - else, where it comes before all that could start, the slot with the fewest running requests once they have ended: no
@@ -11,6 +11,8 @@ A request waits until its adapter is resident, while others run. The adapter of 
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from plait.runtime.adapters.adapter_pool import AdapterPool
 from plait.runtime.batch.request import Request
@@ -26,7 +28,7 @@ class AdapterTurns:
         self._rows, self._order, self._pool = rows, order, pool
 
     def begin_step(self, now: float) -> None:
-        """Begins to read an adapter if one is needed and may have a slot."""
+        """Places adapters that are read and may have a slot, and begins to read another one if one is needed."""
         rows, pool = self._rows, self._pool
         rows.held_back = ""
         users: dict[str, list[Request]] = {}  # of each resident adapter
@@ -36,13 +38,28 @@ class AdapterTurns:
                 users.setdefault(adapter, []).append(request)
         for adapter in users:
             pool.touch(adapter)
-        if pool.is_complete or pool.is_reading:
+        if pool.is_complete:
             return
-        first = self._order.first(request for request in rows.waiting if not rows.is_resident(request))
+        absent = [request for request in rows.waiting if not rows.is_resident(request)]
+        pool.wanted = frozenset(request.seq.namespace.adapter for request in absent)
+        while (first := self._order.first(r for r in absent if r.seq.namespace.adapter in pool.kept)) is not None:
+            if not self._has_slot_for(first, users, now):
+                break
+            pool.place(first.seq.namespace.adapter)
+            self._order.begin_step(now)  # more requests may start
+            absent = [request for request in absent if not rows.is_resident(request)]
+        if not pool.is_reading:
+            self._read_next(absent)
+
+    def _read_next(self, absent: Sequence[Request]) -> None:
+        """Begins to read the adapter of the first request whose adapter is not kept. For one that comes before all
+        others, those are dropped that have no room."""
+        pool = self._pool
+        first = self._order.first(request for request in absent if request.seq.namespace.adapter not in pool.kept)
         if first is None:
             return
         adapter = first.seq.namespace.adapter
-        if pool.hangs(adapter) or self._has_slot_for(first, users, now):
+        if pool.hangs(adapter) or pool.has_room or first is self._order.first(absent):
             pool.begin_load(adapter)
 
     def _has_slot_for(self, first: Request, users: dict[str, list[Request]], now: float) -> bool:

@@ -40,12 +40,15 @@ def paths_of(saved):
 
 
 def load(pool, name):
-    """Reads an adapter into a slot. Returns what the thread tells."""
+    """Reads an adapter and gives it a slot. Returns what the thread tells."""
     if not pool.has_free_slot:
         pool.evict(next(iter(pool.slots)))
+    pool.kept.clear()
     pool.begin_load(pool.names[name])
     ended = []
     wait_until(lambda: ended.extend(pool.collect()) or bool(ended), 30)
+    if ended[0].error is None:
+        pool.place(pool.names[name])
     return ended[0]
 
 
@@ -71,7 +74,7 @@ def test_the_logits_of_adapters_that_take_turns_in_two_slots(saved, weights, dty
 
 def pool_of(saved, paths, num_slots, model=None):
     config = runner(saved.folder / "base").config
-    slots = SimpleNamespace(prepare=lambda adapter: adapter.digest(), place=lambda slot, adapter: None)
+    slots = SimpleNamespace(prepare=lambda adapter: adapter.digest(), place=lambda slot, adapter: None, spare_bytes=0)
     return AdapterPool(config, paths, num_slots, lambda count: slots)
 
 

@@ -40,10 +40,10 @@ def call(number, adapter, max_tokens=8, tenant="", prompt=PROMPT, **params):
 
 @pytest.fixture
 def engine(monkeypatch):
-    """make(names, slots, ...) -> engine loop and transport; `.pool`, `.calls`."""
+    """make(names, slots, delay, spare, ...) -> engine loop and transport; `.pool`, `.calls`."""
 
-    def make(names, slots, delay=2, **settings):
-        pool, calls = manual_pool(monkeypatch, names, slots, delay)
+    def make(names, slots, delay=2, spare=0, **settings):
+        pool, calls = manual_pool(monkeypatch, names, slots, delay, spare)
         loop, transport, _ = make_engine_loop(adapter_pool=pool, prompt_lookup=False, **settings)
         loop.calls_of_pool = calls
         return loop, transport
@@ -103,13 +103,39 @@ def test_the_adapter_used_longest_ago_gives_its_slot(engine):
     assert loop.calls_of_pool.begun == [identity(name) for name in "abc"]
 
 
+def test_an_adapter_without_a_slot_is_kept_and_comes_back_without_a_read(engine):
+    loop, transport = engine(["a", "b", "c"], 1, spare=1)
+    for number, name in enumerate("abab", 1):
+        post_calls(transport, call(number, name))
+        finish(loop, transport)
+    assert loop.calls_of_pool.begun == [identity("a"), identity("b")]
+    post_calls(transport, call(5, "c"), call(6, "a"))
+    finish(loop, transport)
+    assert loop.calls_of_pool.begun == [identity("a"), identity("b"), identity("c")], "b was not wanted"
+    assert list(loop.adapters.pool.kept) == [identity("a")] and list(loop.adapters.pool.slots) == [identity("c")]
+    change(loop, transport, UnloadAdapter(50, "a"))
+    assert not loop.adapters.pool.kept, "nobody has it any more"
+
+
+def test_adapters_are_read_ahead_as_far_as_there_is_room(engine):
+    loop, transport = engine(list("abcdef"), 1, delay=0, spare=2)
+    post_calls(transport, call(1, "a", 40))
+    steps(loop, 4)
+    post_calls(transport, *(call(number, name) for number, name in enumerate("bcdef", 2)))
+    steps(loop, 20)
+    assert list(loop.adapters.pool.kept) == [identity(name) for name in "bc"]
+    finish(loop, transport)
+    assert loop.calls_of_pool.begun == [identity(name) for name in "abcdef"], "each once"
+
+
 def test_an_adapter_of_running_rows_keeps_its_slot(engine):
     loop, transport = engine(["a", "b", "c"], 1)
     post_calls(transport, call(1, "a", 40))
     steps(loop, 6)
     post_calls(transport, call(2, "b"))
     steps(loop, 20)
-    assert users(loop) == {"a": 1} and loop.calls_of_pool.begun == [identity("a")]
+    assert users(loop) == {"a": 1} and list(loop.adapters.pool.slots) == [identity("a")]
+    assert loop.calls_of_pool.begun == [identity("a"), identity("b")], "read ahead"
     calls = finish(loop, transport)
     assert len(calls[2].tokens) == 8
 
@@ -167,13 +193,15 @@ def test_an_adapter_that_cannot_be_read_fails_its_requests_only(engine):
     ),
     st.integers(1, 4),
     st.integers(0, 4),
+    st.integers(0, 3),
 )
-def test_every_call_ends_with_its_own_tokens(engine, calls, slots, delay):
+def test_every_call_ends_with_its_own_tokens(engine, calls, slots, delay, spare):
     """Few pages and rows, so that requests are paused and retracted as well."""
-    loop, transport = engine(list("abcde"), slots, delay, rows=4, pages=96, batch_tokens=16)
+    loop, transport = engine(list("abcde"), slots, delay, spare, rows=4, pages=96, batch_tokens=16)
     for number, (adapter, count, tenant) in enumerate(calls, 1):
         post_calls(transport, call(number, adapter, count, tenant, [*PROMPT, number]))
         steps(loop, 1)
+        assert len(loop.adapters.pool.kept) <= spare + 2
     ended = finish(loop, transport)
     for number, (_, count, _) in enumerate(calls, 1):
         assert ended[number].tokens == greedy([*PROMPT, number], count, ignore_eos=True)
@@ -311,7 +339,7 @@ def test_a_slow_adapter_is_there_for_the_next_request(engine, clock):
     assert finish(loop, transport)[1].end.kind == "queue_timeout"
     loop.calls_of_pool.hung.clear()
     steps(loop, 4)
-    assert identity("a") in loop.adapters.pool.slots
+    assert identity("a") in loop.adapters.pool.kept
     post_calls(transport, call(2, "a"))
     assert len(finish(loop, transport)[2].tokens) == 8 and loop.calls_of_pool.begun == [identity("a")]
 

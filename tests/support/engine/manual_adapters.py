@@ -42,10 +42,10 @@ class ManualCalls:
 
 
 class ManualSlots:
-    """In place of a decoder's: the adapters that were placed, by slot."""
+    """In place of a decoder's: the adapters that were placed, by slot. Each adapter has one byte."""
 
-    def __init__(self, num_slots):
-        self.placed = [None] * num_slots
+    def __init__(self, num_slots, spare_bytes=0):
+        self.placed, self.spare_bytes = [None] * num_slots, spare_bytes
 
     def prepare(self, adapter):
         return adapter.name
@@ -54,8 +54,9 @@ class ManualSlots:
         self.placed[slot] = adapter
 
 
-def manual_pool(monkeypatch, names, num_slots, delay=2):
-    """A pool of adapters, and its calls. A path that begins with "broken" cannot be read."""
+def manual_pool(monkeypatch, names, num_slots, delay=2, spare=0):
+    """A pool of adapters, which keeps `spare` without a slot, and its calls. A path that begins with "broken" cannot be
+    read."""
 
     def opened(name, path, config=None, shapes=None):
         def read():
@@ -72,5 +73,7 @@ def manual_pool(monkeypatch, names, num_slots, delay=2):
     monkeypatch.setattr(adapter_pool, "open_adapter", opened)
     monkeypatch.setattr(adapter_pool, "reopen_adapter", lambda files, *_: opened(files.name, files.path))
     monkeypatch.setattr(adapter_pool, "BackgroundCalls", lambda niceness: calls)
-    pool = adapter_pool.AdapterPool(None, {name: name for name in names}, num_slots, ManualSlots)
+    pool = adapter_pool.AdapterPool(
+        None, {name: name for name in names}, num_slots, lambda count: ManualSlots(count, spare)
+    )
     return pool, calls
