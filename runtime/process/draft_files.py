@@ -10,7 +10,7 @@ from plait.runtime.config import EngineConfig
 from plait.runtime.errors import ModelNotFound
 from plait.runtime.executor.runner_factory import check_draft_allowed
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.models.eagle3.config import head_cache_bytes, is_eagle3
+from plait.runtime.models.draft_heads.eagle3_config import head_cache_bytes, is_eagle3
 from plait.runtime.weights.checkpoint import open_checkpoint
 
 MAX_DRAFT_PAGES = 8192  # tokens whose KV the draft model keeps

@@ -17,12 +17,12 @@ from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
 from plait.runtime.executor.runner import LoadedRunner
 from plait.runtime.executor.runner_factory import make_draft_runner
 from plait.runtime.model_files.fingerprint import model_fingerprint
-from plait.runtime.models.eagle3.config import is_eagle3
-from plait.runtime.models.eagle3.loading import load_eagle3
+from plait.runtime.models.draft_heads.eagle3_config import is_eagle3
+from plait.runtime.models.draft_heads.eagle3_loading import load_eagle3
 from plait.runtime.process.draft_files import MAX_DRAFT_PAGES
 from plait.runtime.scheduler.policy.draft_model import DraftModel
-from plait.runtime.scheduler.policy.eagle3_draft import Eagle3Draft
 from plait.runtime.scheduler.policy.guessing_model import GuessingModel
+from plait.runtime.scheduler.policy.head_draft import HeadDraft
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 
@@ -42,7 +42,7 @@ def load_draft_model(
         if checkpoint is None or not isinstance(model_runner, PackedCpuRunner):
             raise InputError("draft: an EAGLE-3 head is for a model whose weights are packed for a CPU")
         head = load_eagle3(draft_path, checkpoint, min(MAX_DRAFT_PAGES, model_runner.max_session_tokens))
-        return Eagle3Draft(head, model_runner, kept, keep)
+        return HeadDraft(head, model_runner, kept, keep)
     tokenizer = load_tokenizer(draft_path, is_for_ids=True)
     runner = make_draft_runner(config, draft_path, min(MAX_DRAFT_PAGES, model_runner.num_pages))
     if runner.config.vocab_size != tokenizer.vocab_size:

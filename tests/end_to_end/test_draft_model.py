@@ -16,7 +16,7 @@ from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process import draft_model as draft_model_module
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.policy.draft_model import DraftModel
-from plait.runtime.scheduler.policy.eagle3_draft import Eagle3Draft
+from plait.runtime.scheduler.policy.head_draft import HeadDraft
 from plait.runtime.weights.checkpoint import open_checkpoint
 
 SCHEMA = JsonSchema({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
@@ -100,7 +100,7 @@ def test_an_eagle3_head_guesses(monkeypatch, small_model, head):
     monkeypatch.setattr(DraftAccount, "guess_cost", lambda self, num_rows: 0.01)
     monkeypatch.setattr(DraftAccount, "record_step", lambda self, *counts: None)
     taken = []
-    monkeypatch.setattr(Eagle3Draft, "_take", lambda self, text, logits: taken.append(logits))
+    monkeypatch.setattr(HeadDraft, "_take", lambda self, text, logits: taken.append(logits))
     settings = {"max_pages": 600, "deterministic": True, "drafts": ()}
     with plait.Engine(str(small_model), **settings) as engine:
         expected = outputs(engine, temperature=0.0)[0]
