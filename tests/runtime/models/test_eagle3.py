@@ -73,23 +73,28 @@ def test_large_activations_do_not_overflow(model, checkpoint, tmp_path):
     np.testing.assert_allclose(logits[:, ids + np.arange(DRAFT_VOCAB)], expected, rtol=1e-3, atol=1e-3)
 
 
-def test_the_model_hands_out_the_states_before_layers(model):
+@pytest.mark.parametrize("captured", [[1, 4], [5], [0, 3, 5]])
+def test_the_model_hands_out_the_states_before_layers(model, captured):
     packed = runner(model, dtype="bfloat16", weights="int8", max_pages=400, max_batch_tokens=300)
     text = TOKENS * 20  # more than a partition of rows
     rows = [(text[:200], range(200), 0, 200, 199), (TOKENS, range(200, 212), 0, 12, 11)]
     before = run(packed, rows)
-    packed.capture([1, 4])
+    packed.capture(captured)
     after = run(packed, rows)
     assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(before, after, strict=True))
     from transformers import AutoModelForCausalLM
 
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    inputs = {}
+    for index, module in enumerate([*reference.model.layers, reference.model.norm]):
+        module.register_forward_pre_hook(lambda _, args, index=index: inputs.setdefault(index, []).append(args[0][0]))
     with torch.no_grad():
-        states = [reference(torch.tensor([row[0]]), output_hidden_states=True).hidden_states for row in rows]
-    expected = torch.cat([torch.cat([of_text[1][0], of_text[4][0]], -1) for of_text in states])
-    captured = torch.from_numpy(packed.captured.copy())
-    assert captured.shape == expected.shape
-    assert (captured - expected).norm() < 0.05 * expected.norm()
+        for row in rows:
+            reference(torch.tensor([row[0]]))
+    expected = torch.cat([torch.cat(inputs[layer]) for layer in captured], -1)
+    states = torch.from_numpy(packed.captured.copy())
+    assert states.shape == expected.shape
+    assert (states - expected).norm() < 0.05 * expected.norm()
 
 
 @pytest.mark.parametrize(
