@@ -114,7 +114,8 @@ class DraftHead:
 
     def _project(self, x: Float32Array, name: str) -> Float32Array:
         result: Float32Array = x @ self._tensors[f"{name}.weight"].T
-        return result
+        bias = self._tensors.get(f"{name}.bias")
+        return result if bias is None else result + bias
 
     def _norm(self, x: Float32Array, name: str) -> Float32Array:
         squares = np.mean(np.square(x), axis=-1, keepdims=True)

@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from noisy_drafts import AlwaysOpen
 from tiny_eagle3_heads import save_bigram_pair
 from tiny_hf_models import all_logits, runner
+from tiny_mtp_models import save_bigram_mimo
 
 from plait.constrained import Regex, compile_grammar
 from plait.runtime.drafts.proposer import AcceptanceRates
 from plait.runtime.messages import Append, Close, FlushCache, Generate, Open
 from plait.runtime.models.draft_heads.eagle3_loading import load_eagle3
 from plait.runtime.models.draft_heads.head import HeadCache
+from plait.runtime.models.draft_heads.mtp import load_mtp
+from plait.runtime.process.draft_files import open_mtp
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.policy import drafts, head_draft
 from plait.runtime.scheduler.policy.head_draft import HeadDraft, HeadText
@@ -31,12 +34,18 @@ SPEC = Regex("[a-zA-Z]{4,20}[0-9]+( and so on)?[a-z .]*")
 GRAMMARS = {SPEC: compile_grammar(SPEC, vocabulary())}
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+@pytest.fixture(scope="module", params=["eagle3", "mtp of tokens", "mtp of states"])
+def pair(request, tmp_path_factory):
     """The runner of the model, and its head."""
-    model, head = save_bigram_pair(tmp_path_factory.mktemp("pair"))
+    folder = tmp_path_factory.mktemp("pair")
+    if request.param == "eagle3":
+        model, head = save_bigram_pair(folder)
+    else:
+        model = head = save_bigram_mimo(folder, "token" if request.param == "mtp of tokens" else "state")
     packed = runner(model, dtype="bfloat16", weights="int8", max_pages=900, max_batch_tokens=64, deterministic=True)
-    return packed, load_eagle3(head, open_checkpoint(model), 900)
+    if request.param == "eagle3":
+        return packed, load_eagle3(head, open_checkpoint(model), 900)
+    return packed, load_mtp(open_mtp(model), open_checkpoint(model), packed.model.logits, 900)
 
 
 def start(monkeypatch, pair, drafts=True, **sizes):
