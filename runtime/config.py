@@ -22,6 +22,7 @@ DeviceName = Annotated[
     str,
     msgspec.Meta(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?|mps)$", extra_json_schema={"description": DEVICE_NAMES}),
 ]
+MTP = "mtp"  # as `draft`
 MAX_RANKS = 64
 DEFAULT_BATCH_ROWS = 64  # without a GPU's step launcher
 
@@ -71,8 +72,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         text, "earlier" what calls of the same tenant, cache salt, adapter and constraint wrote before. Tokens change no
         more than they do with different requests in the batch.
     prompt_lookup: False is `drafts=()`, whatever that is. A draft model drafts nevertheless.
-    draft: a smaller model with the same vocabulary, as `model_path`, or the folder of an EAGLE-3 head, which guesses
-        draft tokens too, on a CPU; "" is none. It rests where it does not pay; see docs/models.md.
+    draft: a smaller model with the same vocabulary, as `model_path`, the folder of an EAGLE-3 head, or "mtp", the MTP
+        layer in the model's own files, which guesses draft tokens too, on a CPU; "" is none. It rests where it does not
+        pay; see docs/models.md.
     token_healing: whether a call without the sampling parameter `token_healing` heals; see docs/constraints.md.
     check_integrity: verify the page accounting after every step (slow).
     """
@@ -177,7 +179,7 @@ def engine_config(**settings: Any) -> EngineConfig:
         settings["model_path"] = str(settings["model_path"])
     if settings.get("draft") and isinstance(settings["draft"], str | Path):
         draft = os.path.expanduser(settings["draft"])
-        settings["draft"] = os.path.abspath(draft) if os.path.exists(draft) else draft
+        settings["draft"] = os.path.abspath(draft) if draft != MTP and os.path.exists(draft) else draft
     if settings.get("constraint_file"):
         settings["constraint_file"] = _absolute_path(settings["constraint_file"])
     if settings.get("chat_template") is not None:

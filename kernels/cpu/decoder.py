@@ -81,7 +81,8 @@ class CpuDecoder:
         self._expert_entries: list[int] = []  # entries of buffers with a row for each pair of token and chosen expert
         self._adapters: CpuAdapters | None = None
         self._num_terms = 0  # of a row's buffer
-        self._num_captured = self._num_tokens = 0  # captured layers; tokens of the latest step
+        self._num_captured = self._num_tokens = 0  # layers whose input is captured; tokens of the latest step
+        self._captured_entries: list[int] = []  # where `captured` is
         self._args = self._model_args()
         self._token_capacity = 0
         self._logits = aligned_empty((0, 0), np.float32)
@@ -94,16 +95,24 @@ class CpuDecoder:
         self._head_args.set(arg.HEAD_ADAPTER_TABLE, adapters.table)
 
     def capture(self, layers: Sequence[int]) -> None:
-        """Keeps the inputs of these layers, each named once, in further steps: see `captured`."""
-        for place, index in enumerate(layers):
+        """Keeps the inputs of these layers, in ascending order, in further steps: see `captured`.
+
+        The number behind the last layer stands for that layer's output.
+        """
+        inputs = [index for index in layers if index < len(self.weights.layers)]
+        for place, index in enumerate(inputs):
             self._layer_table[index, arg.CAPTURE] = place + 1
-        self._num_captured, self._token_capacity = len(layers), 0
+        self._num_captured, self._token_capacity = len(inputs), 0
+        self._captured_entries = [arg.CAPTURED] * bool(inputs) + [arg.RESIDUAL] * (len(layers) - len(inputs))
 
     @property
     def captured(self) -> Floats:
-        """The residual stream before each layer of `capture`, float32 [T, layers * C] of the latest step's tokens."""
-        states: Floats = self._buffers[arg.CAPTURED][: self._num_tokens]
-        return states
+        """The residual stream before each layer of `capture`, float32 [T, layers * C] of the latest step's tokens.
+
+        Valid until the next step.
+        """
+        states: list[Floats] = [self._buffers[entry][: self._num_tokens] for entry in self._captured_entries]
+        return states[0] if len(states) == 1 else np.concatenate(states, axis=1)
 
     def num_outputs(self) -> list[tuple[int, ...]]:
         """The outputs of each layer's products and of those behind them, in the order of `kernel_types`."""

@@ -170,7 +170,10 @@ class PackedCpuRunner:
         return hidden if len(arrays.output_indices) == len(hidden) else hidden[arrays.output_indices]
 
     def capture(self, layers: Sequence[int]) -> None:
-        """Keeps the residual stream before these layers in further steps; see `captured`."""
+        """Keeps the residual stream before these layers, in ascending order, in further steps; see `captured`.
+
+        The number of layers stands for the stream behind the last one, before the final norm.
+        """
         self.model.capture(layers)
 
     @property

@@ -42,6 +42,7 @@ class ModelConfig:
     - `attention_scale`: the factor of attention scores; 0 for 1 / sqrt(head_dim).
     - `embedding_scale`, `logit_scale`: the factors of embeddings and of logits.
     - `attention_softcap`, `logit_softcap`: a score or logit x becomes cap * tanh(x / cap); 0: it stays as it is.
+    - `num_mtp_layers`: multi-token-prediction layers that the files have beside the model's own.
     - `has_lm_head`: False if the files have no output head. The embedding then takes its place, and the model can
       embed texts but not generate.
 
@@ -75,6 +76,7 @@ class ModelConfig:
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
     experts: MoEConfig | None = None
+    num_mtp_layers: int = 0
     has_lm_head: bool = True
 
     def __post_init__(self) -> None:

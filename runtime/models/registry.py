@@ -18,6 +18,7 @@ FAMILIES = (
     llama.LLAMA,
     llama.MISTRAL,
     qwen.QWEN2,
+    qwen.MIMO,
     qwen.QWEN3,
     qwen.QWEN3_MOE,
     gemma.GEMMA2,

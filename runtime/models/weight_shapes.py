@@ -6,6 +6,8 @@ from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 
+MTP_LAYER = "model.mtp_layers.0."
+
 
 def expected_shapes(config: ModelConfig) -> WeightShapes:
     """Name and shape of every tensor that a model of this config needs, in the order of the layers."""
@@ -16,6 +18,14 @@ def expected_shapes(config: ModelConfig) -> WeightShapes:
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     return shapes
+
+
+def mtp_shapes(config: ModelConfig) -> WeightShapes:
+    """Name and shape of every tensor of the model's first MTP layer: those of a layer, and what joins its inputs."""
+    size = config.hidden_size
+    shapes = _layer_shapes(config, 0) | {"input_proj.weight": (size, 2 * size)}
+    shapes |= {f"{name}_layernorm.weight": (size,) for name in ("token", "hidden", "final")}
+    return {MTP_LAYER + name: shape for name, shape in shapes.items()}
 
 
 def _layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:

@@ -54,8 +54,8 @@ class Runtime:
         "bf16", "int8", "int4"), tensor_parallel_size and pipeline_parallel_size (docs/cluster.md), kv_memory_bytes or
         max_pages (a page holds the KV of one token), context_length, max_batch_tokens and max_batch_rows (of one step),
         max_sessions, max_waiting_calls, cuda_graphs, prefix_groups, deterministic, order ("fair", "first-come"),
-        drafts, prompt_lookup and draft (a smaller model; docs/models.md), token_healing, chat_template (Jinja,
-        or the path of a file with it), compile_deadline_s (of a constraint), constraint_file and
+        drafts, prompt_lookup and draft (a smaller model, a head or "mtp"; docs/models.md), token_healing, chat_template
+        (Jinja, or the path of a file with it), compile_deadline_s (of a constraint), constraint_file and
         warm_constraints (docs/constraints.md), adapters (name -> folder or file) and max_adapters
         (docs/adapters.md), check_integrity. An unknown one raises InputError.
 

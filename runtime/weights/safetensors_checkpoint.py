@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +15,8 @@ from plait.kernels.quantized_matrix import Grid
 from plait.runtime.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files.json_file import read_json_object
 from plait.runtime.model_files.safetensors_bytes import BYTES, SafetensorsBytes, widen
-from plait.runtime.models.checkpoint_interface import COMPLETE, WeightPart
+from plait.runtime.models.checkpoint_interface import COMPLETE, WeightPart, WeightShapes
+from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import FAMILIES_BY_NAME, config_from_hf
 from plait.runtime.models.weight_shapes import expected_shapes
 from plait.runtime.weights.parallel_read import Readers
@@ -39,12 +40,12 @@ class SafetensorsCheckpoint:
     Experts are stored one by one: `mlp.experts.up_proj.weight` [E, F, C] is the stack of the stored
     `mlp.experts.0.up_proj.weight` [F, C] and so on. Models saved without an output head, such as embedding models, have
     names without the prefix `model.`; if the config does not tie the head to the embedding either, `config.has_lm_head`
-    is False.
+    is False. `shapes_of`: the tensors to read.
     """
 
     container: Final = "safetensors"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shapes_of: Callable[[ModelConfig], WeightShapes] = expected_shapes) -> None:
         self.folder = folder
         described = read_json_object(folder / "config.json")
         self.config = config_from_hf(described)
@@ -62,7 +63,7 @@ class SafetensorsCheckpoint:
             and "lm_head.weight" not in self.file_by_tensor
         ):
             self.config = replace(self.config, tie_word_embeddings=True, has_lm_head=False)
-        self.shapes = expected_shapes(self.config)
+        self.shapes = shapes_of(self.config)
         for name, shape in self.shapes.items():
             self._check_stored_parts(name, shape)
 

@@ -7,19 +7,23 @@ from types import SimpleNamespace
 
 import pytest
 from tiny_eagle3_heads import DRAFT_VOCAB, save_head
+from tiny_mtp_models import save_mimo
+from trained_tokenizers import save_folder, train_tokenizer
 
 import plait
 from plait.constrained import JsonSchema
+from plait.runtime.config import engine_config
 from plait.runtime.drafts.draft_account import DraftAccount
 from plait.runtime.errors import InputError, ModelNotFound
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process import draft_model as draft_model_module
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.policy.draft_model import DraftModel
-from plait.runtime.scheduler.policy.eagle3_draft import Eagle3Draft
+from plait.runtime.scheduler.policy.head_draft import HeadDraft
 from plait.runtime.weights.checkpoint import open_checkpoint
 
 SCHEMA = JsonSchema({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
+ACCOUNT_PATH = draft_model_module._account_path  # a fixture replaces it
 PROMPTS = ["The capital of France is", "def add(a, b):\n"]
 
 
@@ -100,7 +104,7 @@ def test_an_eagle3_head_guesses(monkeypatch, small_model, head):
     monkeypatch.setattr(DraftAccount, "guess_cost", lambda self, num_rows: 0.01)
     monkeypatch.setattr(DraftAccount, "record_step", lambda self, *counts: None)
     taken = []
-    monkeypatch.setattr(Eagle3Draft, "_take", lambda self, text, logits: taken.append(logits))
+    monkeypatch.setattr(HeadDraft, "_take", lambda self, text, logits: taken.append(logits))
     settings = {"max_pages": 600, "deterministic": True, "drafts": ()}
     with plait.Engine(str(small_model), **settings) as engine:
         expected = outputs(engine, temperature=0.0)[0]
@@ -114,6 +118,44 @@ def test_a_runtime_process_takes_an_eagle3_head(small_model, head):
         session = runtime.client.open_session()
         session.append(PROMPTS[0])
         assert len(session.generate(sampling_params(max_tokens=30, temperature=0.0)).result().token_ids) == 30
+
+
+@pytest.fixture(scope="module")
+def mimo(tmp_path_factory):
+    """The folder of a random MiMo, with a tokenizer."""
+    folder = tmp_path_factory.mktemp("mimo")
+    tokenizer = train_tokenizer("byte-level")
+    save_mimo(folder, vocab=tokenizer.get_vocab_size())
+    return save_folder(tokenizer, folder, eos_token="</s>")
+
+
+def test_an_mtp_layer_guesses(monkeypatch, mimo):
+    monkeypatch.setattr(draft_model_module, "_account_path", lambda *models: None)
+    monkeypatch.setattr(DraftAccount, "guess_cost", lambda self, num_rows: 0.01)
+    monkeypatch.setattr(DraftAccount, "record_step", lambda self, *counts: None)
+    taken = []
+    monkeypatch.setattr(HeadDraft, "_take", lambda self, text, logits: taken.append(logits.shape))
+    settings = {"max_pages": 600, "deterministic": True, "drafts": ()}
+    with plait.Engine(str(mimo), **settings) as engine:
+        expected = outputs(engine, temperature=0.0)[0]
+    with plait.Engine(str(mimo), draft="mtp", **settings) as engine:
+        assert outputs(engine, temperature=0.0)[0] == expected
+    assert len(taken) > 5
+
+
+def test_a_runtime_process_takes_an_mtp_layer(monkeypatch, mimo, tmp_path):
+    (tmp_path / "mtp").mkdir()
+    monkeypatch.chdir(tmp_path)  # a folder of that name is not meant
+    with plait.Runtime(str(mimo), draft="mtp", max_pages=600) as runtime:
+        session = runtime.client.open_session()
+        session.append(PROMPTS[0])
+        assert len(session.generate(sampling_params(max_tokens=30, ignore_eos=True)).result().token_ids) == 30
+
+
+def test_the_account_of_an_mtp_layer_is_not_that_of_the_model_as_its_own_draft(monkeypatch, mimo, tmp_path):
+    monkeypatch.setattr(draft_model_module.object_code, "readable_folder", lambda: tmp_path)
+    paths = {ACCOUNT_PATH(engine_config(draft=draft), mimo, mimo) for draft in ("mtp", str(mimo))}
+    assert len(paths) == 2
 
 
 def test_a_head_of_another_model_is_refused(small_model, head):
@@ -140,6 +182,8 @@ def test_another_vocabulary_is_refused(monkeypatch, small_model):
     ("settings", "error", "told"),
     [
         ({"draft": "/nowhere/small.gguf"}, ModelNotFound, "/nowhere/small.gguf"),
+        ({"draft": "mtp"}, InputError, r"draft: 'mtp' needs a model with one MTP layer; this one has 0"),
+        ({"draft": "mtp", "weights": "bf16"}, InputError, "draft: torch or a GPU"),
         ({"draft": "MODEL", "weights": "bf16"}, InputError, "draft: torch or a GPU"),
         ({"draft": "MODEL", "dtype": "float32"}, InputError, "draft: torch or a GPU"),
         ({"draft": 3}, InputError, "draft"),

@@ -1,8 +1,9 @@
-"""Qwen 2 and 2.5 (arXiv:2407.10671), Qwen 3 and its mixtures of experts (arXiv:2505.09388)."""
+"""Qwen 2 and 2.5 (arXiv:2407.10671), MiMo (arXiv:2505.07608), Qwen 3 and its experts (arXiv:2505.09388)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from plait.runtime.errors import CorruptModel
@@ -41,6 +42,24 @@ QWEN2 = ModelFamily(
     read_hf_config=_read_qwen2_config,
     read_gguf_config=_read_qwen2_gguf_config,
     gguf_permuted_qk=False,
+)
+
+
+def _read_mimo_config(config: Mapping[str, Any]) -> Fields:
+    count = config.get("num_nextn_predict_layers") or 0
+    if count:
+        checked_int("num_nextn_predict_layers", count, MAX_VALUES["num_layers"])
+    return _read_qwen2_config(config) | {"num_mtp_layers": count}
+
+
+# Qwen 2 with multi-token-prediction layers. llama.cpp has no name for it.
+MIMO = replace(
+    QWEN2,
+    name="mimo",
+    hf_architectures=("MiMoForCausalLM", "MiMoModel"),
+    gguf_architecture=None,
+    read_hf_config=_read_mimo_config,
+    read_gguf_config=None,
 )
 
 

@@ -91,7 +91,7 @@ _OPTIONS = (
     ModelOption("deterministic", "answers do not depend on other requests; slower", bool),
     ModelOption("compile-deadline", "seconds for a constraint to compile, or it is refused; default: 2", float, "S"),
     ModelOption("constraint-file", "of the constraints used last, for the next start; default: none", metavar="FILE"),
-    ModelOption("draft", "a smaller model with the same vocabulary, or an EAGLE-3 head, on a CPU", metavar="MODEL"),
+    ModelOption("draft", "a smaller model, an EAGLE-3 head, or mtp, the model's MTP layer, on a CPU", metavar="MODEL"),
     ModelOption("max-loras", "adapters held at once; default: all, up to 4 GiB of files", int, "N", is_memory=True),
     ModelOption("context-length", "tokens of a request; default: the model's own", int, "N", is_memory=True),
     ModelOption("kv-dtype", "int8, or fp8 on a GPU, halve its memory", choices=get_args(KvDtype), is_memory=True),

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.runtime.errors import InputError
 from plait.runtime.executor.host_machine import host_kv_cache_budget, may_have_gpu
-from plait.runtime.process.draft_files import draft_cache_bytes, draft_files
+from plait.runtime.process.draft_files import draft_bytes, file_bytes
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,15 @@ class ModelSpec:
         Raises InputError if the size of the cache is only known when the model is loaded, and ModelError for a draft
         model that cannot be read.
         """
-        drafts = [draft_files(draft)] if (draft := self.settings.get("draft")) else []
-        paths = [self.path, *drafts]
-        paths += map(Path, (self.settings.get("adapters") or {}).values())
-        files = [file for path in paths for file in (path.glob("*.safetensors") if path.is_dir() else [path])]
+        paths = [self.path, *map(Path, (self.settings.get("adapters") or {}).values())]
         cache = self.settings.get("kv_memory_bytes")
         if cache is None and self.is_on_gpu:
             raise InputError(
                 f"{self.where}: with --keep-memory-gb a model on a GPU needs kv-memory-gb, "
                 "or its KV cache takes all free memory"
             )
-        num_bytes = sum(file.stat().st_size for file in files) + sum(map(draft_cache_bytes, drafts))
+        num_bytes = sum(map(file_bytes, paths))
+        if draft := self.settings.get("draft"):
+            num_bytes += draft_bytes(draft, self.path)
         num_bytes += host_kv_cache_budget() if cache is None else cache
         return int(num_bytes * (self.settings.get("replicas") or 1))

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from plait.runtime.config import engine_config
+from plait.runtime.config import MTP, engine_config
 from plait.runtime.errors import InputError, ModelError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.draft_files import draft_files
@@ -138,9 +138,10 @@ def _setting(path: Path, key: str, text: str) -> dict[str, Any]:
         hint = did_you_mean(key.replace("_", "-"), known)
         raise InputError(f"unknown setting {key!r:.100}{hint}; known are: {', '.join(known)}")
     value = option.parse(text)
-    if option.metavar in ("FILE", "MODEL"):
+    if option.metavar == "FILE":
         value = resolved(path, value)
-    if option.metavar == "MODEL":
+    if option.metavar == "MODEL" and value != MTP:
+        value = resolved(path, value)
         draft_files(value)
     return {option.setting: value}
 

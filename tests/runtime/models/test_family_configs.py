@@ -108,6 +108,12 @@ def test_layers_with_experts(tmp_path: Path) -> None:
     )
 
 
+def test_mtp_layers_of_mimo() -> None:
+    counts = [{}, {"num_nextn_predict_layers": None}, {"num_nextn_predict_layers": 2}]
+    bare = {key: value for key, value in hf("MiMoForCausalLM").items() if key != "num_nextn_predict_layers"}
+    assert [config_from_hf(bare | count).num_mtp_layers for count in counts] == [0, 0, 2]
+
+
 GGUF_KEYS = {
     "vocab_size": 100,
     "embedding_length": 512,
@@ -150,6 +156,7 @@ def test_gguf_gemma_27b_attention_scale() -> None:
         ("Gemma3ForCausalLM", {"layer_types": ["full_attention"] * 7}, CorruptModel, "7 attention types"),
         ("Gemma3ForCausalLM", {"sliding_window": None}, CorruptModel, "sliding_window"),
         ("Qwen2ForCausalLM", {"partial_rotary_factor": 0.5}, UnsupportedModel, "partial_rotary_factor"),
+        ("MiMoForCausalLM", {"num_nextn_predict_layers": -1}, CorruptModel, "num_nextn_predict_layers"),
         ("Qwen2ForCausalLM", {"max_window_layers": "3"}, CorruptModel, "max_window_layers"),
         ("Qwen3ForCausalLM", {"rope_scaling": CONFIG_YARN | {"mscale": 1.0}}, UnsupportedModel, "mscale"),
         ("Qwen3ForCausalLM", {"rope_scaling": CONFIG_YARN | {"truncate": False}}, UnsupportedModel, "truncate"),

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from tiny_llama_gguf import write_small_model
+from tiny_mtp_models import save_mimo
 
 from plait.cli import main
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.process.draft_files import draft_cache_bytes
+from plait.runtime.process.draft_files import draft_bytes
 from plait.runtime.server.engines.model_names import alias_options
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
 from plait.runtime.server.engines.models_file import MAX_FILE_BYTES, read_models
@@ -29,6 +30,16 @@ def folder(tmp_path_factory) -> Path:
 def read(folder: Path, text: str, **defaults):
     (folder / "models.yaml").write_text(text)
     return read_models(folder / "models.yaml", defaults)
+
+
+def test_mtp_is_the_layer_of_the_model_and_no_path(tmp_path) -> None:
+    save_mimo(tmp_path / "mimo")
+    (tmp_path / "mimo" / "tokenizer.json").write_text("{}")
+    (tmp_path / "mtp").mkdir()
+    (model,) = read(tmp_path, "mimo:\n  model: mimo\n  draft: mtp\n  kv-memory-gb: 0.5\n  device: cpu")
+    assert model.settings["draft"] == "mtp"
+    file_bytes = (tmp_path / "mimo" / "model.safetensors").stat().st_size
+    assert model.num_bytes == (1 << 29) + file_bytes + draft_bytes("mtp", tmp_path / "mimo")
 
 
 def test_names_models_and_settings(folder) -> None:
@@ -56,9 +67,9 @@ no: tiny.gguf              # the text "no", and not a truth value of YAML
         **{"chat_template": str(folder / "turns.jinja"), "draft": str(folder / "tiny.gguf")},
         **{"weights": "int8", "max_batch_rows": 7},
     }
-    draft_bytes = (folder / "tiny.gguf").stat().st_size + (1 << 21)  # 8,192 tokens of two layers
-    assert draft_cache_bytes(folder / "tiny.gguf") == 1 << 21
-    assert long.num_bytes == 2 * ((1 << 29) + (folder / "tiny.gguf").stat().st_size + draft_bytes)
+    num_draft_bytes = (folder / "tiny.gguf").stat().st_size + (1 << 21)  # 8,192 tokens of two layers
+    assert draft_bytes(str(folder / "tiny.gguf"), folder / "tiny.gguf") == num_draft_bytes
+    assert long.num_bytes == 2 * ((1 << 29) + (folder / "tiny.gguf").stat().st_size + num_draft_bytes)
     assert long.where == f"{folder / 'models.yaml'}, line 4"
 
 

@@ -20,6 +20,7 @@ from transformers import (
     Olmo2ForCausalLM,
     Phi3ForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
@@ -61,6 +62,16 @@ GRANITE_FACTORS = dict(
 )
 CONFIG_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "rope_theta": 1e6}
 CONFIG_LONGROPE = {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+
+
+class MiMoConfig(Qwen2Config):
+    model_type = "mimo"
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    """Qwen 2 under MiMo's name, with which its published code inherits the forward pass."""
+
+    config_class = MiMoConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +152,13 @@ FAMILY_CASES = {
             "YaRN": dict(tie_word_embeddings=False, rope_parameters=YARN),
         },
         gguf_variants=("YaRN",),
+    ),
+    "mimo": FamilyCase(
+        model_class=MiMoForCausalLM,
+        settings=GQA | dict(num_nextn_predict_layers=1),
+        config_json={"num_nextn_predict_layers": 1, "use_sliding_window": False, "sliding_window": 64},
+        gguf_arch=None,
+        packed_variants={"": {}},
     ),
     "qwen3": FamilyCase(
         model_class=Qwen3ForCausalLM,

@@ -1,4 +1,4 @@
-"""The forward pass of an EAGLE-3 head (Li et al. 2025, arXiv 2503.01840), with NumPy in float32.
+"""The forward pass of a draft head, with NumPy in float32.
 
 The entry of position i takes the hidden state of the model there, and the embedding of the token behind it; the output
 guesses the token at position i + 2. Where the model has not computed the position yet, the head's own output of the
@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.runtime.arrays import Float32Array, IntArray
-from plait.runtime.models.eagle3.config import Eagle3Config
+from plait.runtime.models.draft_heads.config import HeadConfig
 from plait.runtime.models.loading.rope_tables import build_rope_tables
 
 FIRST_CAPACITY = 64  # entries of a new cache
+EmbeddingRows = Callable[[IntArray], Float32Array]  # [n] -> [n, C]
 
 
 class HeadCache:
@@ -45,20 +46,14 @@ class HeadRow(NamedTuple):
     position: int
 
 
-class Eagle3Head:
-    """tensors: float32 by name, as published, but for `layer_names`. embed: rows of the embedding, [n] -> [n, C].
+class DraftHead:
+    """What heads have in common: one layer. Each says what enters it, and how its output becomes logits.
 
-    token_ids: of each output, [draft vocabulary].
+    tensors: float32 by name in the layer. embed: rows of the embedding.
     """
 
-    def __init__(
-        self,
-        config: Eagle3Config,
-        tensors: Mapping[str, Float32Array],
-        embed: Callable[[IntArray], Float32Array],
-        token_ids: IntArray,
-    ) -> None:
-        self.config, self.token_ids = config, token_ids
+    def __init__(self, config: HeadConfig, tensors: Mapping[str, Float32Array], embed: EmbeddingRows) -> None:
+        self.config = config
         self._tensors, self._embed = tensors, embed
         ((self._cos, self._sin),) = build_rope_tables(config.layer)
 
@@ -67,16 +62,13 @@ class Eagle3Head:
         return HeadCache(self.config.layer.num_kv_heads, self.config.layer.head_dim)
 
     def join(self, states: Float32Array) -> Float32Array:
-        """Joins the captured hidden states [n, 3 C] of the model to hidden states [n, C] of the head."""
-        return self._project(states, "fc")
+        """Joins the captured hidden states [n, captured C] of the model to hidden states [n, C] of the head."""
+        return states
 
     def forward(self, rows: Sequence[HeadRow]) -> Float32Array:
-        """Returns the hidden states [sum of n, C] of the new entries, before the last norm; writes keys and values."""
-        tokens = np.concatenate([row.tokens for row in rows])
-        hidden = np.concatenate([row.hidden for row in rows])
-        normed = self._norm(hidden, "hidden_norm")
-        residual = normed if self.config.norms_residual else hidden
-        x = np.concatenate([self._norm(self._embed(tokens), "input_layernorm"), normed], axis=1)
+        """Returns the hidden states [sum of n, C] of the new entries; writes keys and values."""
+        embedded = self._embed(np.concatenate([row.tokens for row in rows]))
+        residual, x = self._layer_inputs(embedded, np.concatenate([row.hidden for row in rows]))
         q, k, v = (self._project(x, f"self_attn.{name}_proj") for name in "qkv")
         attended, begin = np.empty_like(q), 0
         for row in rows:
@@ -92,8 +84,12 @@ class Eagle3Head:
         return result
 
     def logits(self, hidden: Float32Array) -> Float32Array:
-        """Returns logits [n, draft vocabulary] of hidden states [n, C] of `forward`."""
-        return self._project(self._norm(hidden, "norm"), "lm_head")
+        """Returns logits [n, V] of hidden states [n, C] of `forward`, which the caller may change."""
+        raise NotImplementedError
+
+    def _layer_inputs(self, embedded: Float32Array, hidden: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """Returns the residual [n, C] and the input of q, k and v [n, ...] of embeddings and hidden states [n, C]."""
+        raise NotImplementedError
 
     def _attend(self, row: HeadRow, q: Float32Array, k: Float32Array, v: Float32Array) -> Float32Array:
         """Attention of new entries, with grouped heads; returns [n, H D]."""
@@ -118,7 +114,8 @@ class Eagle3Head:
 
     def _project(self, x: Float32Array, name: str) -> Float32Array:
         result: Float32Array = x @ self._tensors[f"{name}.weight"].T
-        return result
+        bias = self._tensors.get(f"{name}.bias")
+        return result if bias is None else result + bias
 
     def _norm(self, x: Float32Array, name: str) -> Float32Array:
         squares = np.mean(np.square(x), axis=-1, keepdims=True)

@@ -10,29 +10,24 @@ from typing import Any
 from plait.runtime.errors import CorruptModel, InputError, ModelError
 from plait.runtime.model_files.json_file import read_json_object
 from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.draft_heads.config import HeadConfig, cache_bytes
 from plait.runtime.models.hf_config import common_fields
 from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_int
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 NUM_STATES = 3  # hidden states of the model that are joined
-MAX_WAITING = 2048  # positions, of all texts, whose hidden states are kept until a guess
-FLOAT32_BYTES = 4
 _ABSENT = ("attention_bias", "mlp_bias", "tie_word_embeddings", "norm_before_fc", "parallel_drafting")
 
 
 @dataclass(frozen=True)
-class Eagle3Config:
+class Eagle3Config(HeadConfig):
     """A head's sizes.
 
-    layer: of its only layer, with the model's vocabulary. model_size: of the model's hidden states. draft_vocab_size:
-    of its own output head. captured: the layers of the model before which the residual stream is read, low to high.
-    norms_residual: whether the normed hidden state goes on as the residual, and not the hidden state itself.
+    draft_vocab_size: of its own output head. norms_residual: whether the normed hidden state goes on as the residual,
+    and not the hidden state itself.
     """
 
-    layer: ModelConfig
-    model_size: int
     draft_vocab_size: int
-    captured: tuple[int, ...]
     norms_residual: bool
 
 
@@ -65,23 +60,21 @@ def read_eagle3_config(folder: Path, model: ModelConfig, max_length: int) -> Eag
     return Eagle3Config(
         replace(layer, context_length=min(layer.context_length, max_length)),
         model.hidden_size,
-        checked_int("draft_vocab_size", described.get("draft_vocab_size") or layer.vocab_size, layer.vocab_size),
         _captured_layers(described.get("eagle_aux_hidden_state_layer_ids"), model.num_layers),
+        checked_int("draft_vocab_size", described.get("draft_vocab_size") or layer.vocab_size, layer.vocab_size),
         checked_bool("norm_before_residual", described.get("norm_before_residual", False)),
     )
 
 
 def head_cache_bytes(folder: Path, num_tokens: int) -> int:
-    """Returns the bytes of so many tokens' keys and values, of waiting hidden states, and of the weights beyond those
-    of the files. Caches grow by doubling, so half of one may be free.
+    """Returns `cache_bytes` of the head in a folder, and the bytes of its weights beyond those of the files.
 
     Raises ModelError.
     """
     described, layer = _read_layer(folder)
     model_size = checked_int("target_hidden_size", _model_size(described, layer), MAX_VALUES["hidden_size"])
-    cache = 2 * num_tokens * 2 * layer.num_kv_heads * layer.head_dim + MAX_WAITING * NUM_STATES * model_size
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))  # float32, of files in 16 bits
-    return cache * FLOAT32_BYTES + weights
+    return cache_bytes(layer, num_tokens, NUM_STATES * model_size) + weights
 
 
 def _model_size(described: Mapping[str, Any], layer: ModelConfig) -> Any:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from plait.runtime.arrays import Float32Array, IntArray
+from plait.runtime.arrays import IntArray
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files.safetensors_bytes import BYTES, SafetensorsBytes, widen
 from plait.runtime.models.checkpoint_interface import Checkpoint
-from plait.runtime.models.eagle3.config import NUM_STATES, Eagle3Config, read_eagle3_config
-from plait.runtime.models.eagle3.head import Eagle3Head
+from plait.runtime.models.draft_heads.eagle3 import Eagle3Head
+from plait.runtime.models.draft_heads.eagle3_config import NUM_STATES, Eagle3Config, read_eagle3_config
+from plait.runtime.models.draft_heads.embedding import model_embedding, row_reader
 
 FILE = "model.safetensors"
 _LAYER, _EMBEDDING = "midlayer.", "embed_tokens.weight"
@@ -56,9 +56,11 @@ def _load(path: Path, file: Any, config: Eagle3Config, model: Checkpoint) -> Eag
     tensors = {name.removeprefix(_LAYER): widen(*tensor(name, shape), shape) for name, shape in _shapes(config).items()}
     embedding_shape = config.layer.vocab_size, config.layer.hidden_size
     if _EMBEDDING in names:
-        embed = _row_reader(*tensor(_EMBEDDING, embedding_shape))
+        embed = row_reader(*tensor(_EMBEDDING, embedding_shape))
+    elif model.config.hidden_size == config.layer.hidden_size:
+        embed = model_embedding(model)
     else:
-        embed = _model_embedding(config, model)
+        raise InputError(f"draft: the EAGLE-3 head has no {_EMBEDDING}, and the model's has another size")
     token_ids = _token_ids(file, names, config)
     unknown = names - read - {"d2t", "t2d"}
     if unknown:
@@ -87,21 +89,6 @@ def _shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
         "norm.weight": (size,),
         "lm_head.weight": (config.draft_vocab_size, size),
     }
-
-
-def _row_reader(stored_type: str, rows: Any) -> Callable[[IntArray], Float32Array]:
-    return lambda tokens: widen(stored_type, rows[tokens], (len(tokens), -1))
-
-
-def _model_embedding(config: Eagle3Config, model: Checkpoint) -> Callable[[IntArray], Float32Array]:
-    name = "model.embed_tokens.weight"
-    if model.config.hidden_size != config.layer.hidden_size:
-        raise InputError(f"draft: the EAGLE-3 head has no {_EMBEDDING}, and the model's has another size")
-    stored_type = model.stored_type(name)
-    if stored_type in BYTES:
-        return _row_reader(stored_type, model.raw_blocks(name)[1].reshape(config.layer.vocab_size, -1))
-    embedding = model.float32_array(name)
-    return lambda tokens: embedding[tokens]
 
 
 def _token_ids(file: Any, names: set[str], config: Eagle3Config) -> IntArray:

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head beside the scheduler, with packed kernels: it changes no token, and it guesses."""
+"""A draft head beside the scheduler, with packed kernels: it changes no token, and it guesses."""
 
 from __future__ import annotations
 
@@ -16,34 +16,43 @@ from hypothesis import strategies as st
 from noisy_drafts import AlwaysOpen
 from tiny_eagle3_heads import save_bigram_pair
 from tiny_hf_models import all_logits, runner
+from tiny_mtp_models import save_bigram_mimo
 
 from plait.constrained import Regex, compile_grammar
 from plait.runtime.drafts.proposer import AcceptanceRates
 from plait.runtime.messages import Append, Close, FlushCache, Generate, Open
-from plait.runtime.models.eagle3.head import Eagle3Head, HeadCache
-from plait.runtime.models.eagle3.loading import load_eagle3
+from plait.runtime.models.draft_heads.eagle3_loading import load_eagle3
+from plait.runtime.models.draft_heads.head import HeadCache
+from plait.runtime.models.draft_heads.mtp import load_mtp
+from plait.runtime.process.draft_files import open_mtp
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler.policy import drafts, eagle3_draft
-from plait.runtime.scheduler.policy.eagle3_draft import Eagle3Draft, HeadText
+from plait.runtime.scheduler.policy import drafts, head_draft
+from plait.runtime.scheduler.policy.head_draft import HeadDraft, HeadText
 from plait.runtime.weights.checkpoint import open_checkpoint
 
 SPEC = Regex("[a-zA-Z]{4,20}[0-9]+( and so on)?[a-z .]*")
 GRAMMARS = {SPEC: compile_grammar(SPEC, vocabulary())}
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+@pytest.fixture(scope="module", params=["eagle3", "mtp of tokens", "mtp of states"])
+def pair(request, tmp_path_factory):
     """The runner of the model, and its head."""
-    model, head = save_bigram_pair(tmp_path_factory.mktemp("pair"))
+    folder = tmp_path_factory.mktemp("pair")
+    if request.param == "eagle3":
+        model, head = save_bigram_pair(folder)
+    else:
+        model = head = save_bigram_mimo(folder, "token" if request.param == "mtp of tokens" else "state")
     packed = runner(model, dtype="bfloat16", weights="int8", max_pages=900, max_batch_tokens=64, deterministic=True)
-    return packed, load_eagle3(head, open_checkpoint(model), 900)
+    if request.param == "eagle3":
+        return packed, load_eagle3(head, open_checkpoint(model), 900)
+    return packed, load_mtp(open_mtp(model), open_checkpoint(model), packed.model.logits, 900)
 
 
 def start(monkeypatch, pair, drafts=True, **sizes):
     """Returns (engine_loop, transport, the head's draft model or None)."""
     packed, head = pair
     monkeypatch.setattr(fake_engine, "ChainRunner", lambda *sizes: packed)
-    model = Eagle3Draft(head, packed, AlwaysOpen(0.1, 0.01)) if drafts else None
+    model = HeadDraft(head, packed, AlwaysOpen(0.1, 0.01)) if drafts else None
     engine_loop, transport, _ = make_engine_loop(
         pages=900, drafts=(), draft_model=model, grammars=GRAMMARS, batch_tokens=64, **sizes
     )
@@ -166,16 +175,16 @@ def test_waiting_states_are_those_of_the_text(steps):
         assert np.concatenate([*text._pending, [[]]], axis=None).tolist() == expected[text.num_read :]
 
 
-def test_a_head_of_a_short_context_is_measured(pair, tmp_path):
+def test_a_head_of_a_short_context_is_measured(monkeypatch, pair):
     packed, head = pair
-    layer = replace(head.config.layer, context_length=3)
-    head = Eagle3Head(replace(head.config, layer=layer), head._tensors, head._embed, head.token_ids)
-    assert Eagle3Draft(head, packed).account.catch_up_s > 0
+    config = replace(head.config, layer=replace(head.config.layer, context_length=3))
+    monkeypatch.setattr(head, "config", config)
+    assert HeadDraft(head, packed).account.catch_up_s > 0
 
 
 def test_many_long_texts_take_no_more_memory_than_is_counted(monkeypatch, pair):
     engine_loop, transport, model = start(monkeypatch, pair, rows=6)
-    monkeypatch.setattr(eagle3_draft, "MAX_WAITING", 100)
+    monkeypatch.setattr(head_draft, "MAX_WAITING", 100)
     monkeypatch.setattr(model, "_max_length", 130)
     seen, observe = [], model.observe
 

@@ -1,9 +1,9 @@
-"""An EAGLE-3 head as a draft model: it guesses from the hidden states that the model computes anyway.
+"""A draft head as a draft model: it guesses from the hidden states that the model computes anyway.
 
 After each step it takes the hidden states of the step's tokens, also of draft tokens that are then refused; those are
-dropped as soon as the text has other tokens there. When a guess is wanted, the entries (`models/eagle3/head.py`) of all
-new positions are computed, and a chain of guesses goes on with the head's own hidden states. A text whose prefix was
-in the cache begins where its first hidden state was computed; the head attends to nothing before.
+dropped as soon as the text has other tokens there. When a guess is wanted, the entries (`models/draft_heads/head.py`)
+of all new positions are computed, and a chain of guesses goes on with the head's own hidden states. A text whose prefix
+was in the cache begins where its first hidden state was computed; the head attends to nothing before.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.drafts.draft_account import DraftAccount
 from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
 from plait.runtime.kv_cache.sequence import Sequence as TextSequence
-from plait.runtime.models.eagle3.config import MAX_WAITING
-from plait.runtime.models.eagle3.head import Eagle3Head, HeadCache, HeadRow
+from plait.runtime.models.draft_heads.config import MAX_WAITING
+from plait.runtime.models.draft_heads.head import DraftHead, HeadCache, HeadRow
 from plait.runtime.scheduler.policy.guessing_model import TIMED_PASSES, TIMED_TOKENS, AskedText, GuessingModel
 
 MAX_TEXTS = 32
@@ -49,7 +49,7 @@ class HeadText:
         return len(self.tokens) - self.num_read
 
     def observe(self, position: int, tokens: IntArray, states: Float32Array) -> None:
-        """Takes hidden states [n, 3 C] of tokens from a position on, in place of those known from there on."""
+        """Takes hidden states [n, captured C] of tokens from a position on, in place of those known from there on."""
         self._cut(position)
         self.tokens = np.concatenate([self.tokens, tokens])
         self._pending.append(states.copy())
@@ -64,7 +64,7 @@ class HeadText:
         return self.num_read > 0 or self.num_pending > 0
 
     def take_pending(self, count: int) -> Float32Array:
-        """Returns hidden states [count, 3 C] of the positions that are read next."""
+        """Returns hidden states [count, captured C] of the positions that are read next."""
         states = np.concatenate(self._pending)
         self._pending = [states[count:].copy()]  # a view would keep all in memory
         return states[:count]
@@ -95,12 +95,12 @@ class HeadText:
         del self.hidden[max(0, size - self.num_read + (self.num_read > 0)) :]
 
 
-class Eagle3Draft(GuessingModel[HeadText]):
+class HeadDraft(GuessingModel[HeadText]):
     """head: for the model of `runner`. The other arguments: see `GuessingModel`."""
 
     def __init__(
         self,
-        head: Eagle3Head,
+        head: DraftHead,
         runner: PackedCpuRunner,
         kept: DraftAccount | None = None,
         keep: Callable[[bytes], None] = lambda content: None,
@@ -146,9 +146,7 @@ class Eagle3Draft(GuessingModel[HeadText]):
             return
         logits = self._head.logits(np.stack([of.hidden[-1] for _, of in finished]))
         for row, (text, _) in enumerate(finished):
-            of_model = np.full((1, self._head.config.layer.vocab_size), -np.inf, np.float32)
-            of_model[0, self._head.token_ids] = logits[row]
-            self._take(text, of_model)
+            self._take(text, logits[row : row + 1])
         self.account.record_forward(len(finished), num_entries, time.perf_counter() - start_s)
 
     def _observe(self, seq: TextSequence, start: int, tokens: IntArray, states: Float32Array) -> None:
@@ -160,7 +158,7 @@ class Eagle3Draft(GuessingModel[HeadText]):
         text.observe(start - text.start, tokens, states)
 
     def _is_full(self) -> bool:
-        """Whether the texts take more memory than `head_cache_bytes` counts."""
+        """Whether the texts take more memory than `cache_bytes` counts."""
         texts = self._texts.values()
         num_waiting, num_entries = sum(text.num_pending for text in texts), sum(len(text.used) for text in texts)
         return len(texts) > MAX_TEXTS or num_waiting > MAX_WAITING or num_entries > self._max_length
