@@ -39,7 +39,7 @@ def set_default_backend(backend: Backend | None) -> None:
 
     None: the embedded model, which starts when a program first needs it and ends when Python exits.
 
-    >>> set_default_backend(Runtime("path/to/model"))                   # doctest: +SKIP
+    >>> set_default_backend(Runtime("model.gguf"))                      # doctest: +SKIP
     """
     global _default
     _default = None if backend is None else as_client(backend)

@@ -43,7 +43,7 @@ def live(interval_s: float = 0.25) -> Iterator[None]:
     Raises InputError for another interval.
 
     >>> with plait.live():                                              # doctest: +SKIP
-    ...     states = qa.run_batch(questions)
+    ...     states = qa.run_batch([{"question": q} for q in questions])
     """
     if isinstance(interval_s, bool) or not isinstance(interval_s, int | float) or not 0.05 <= interval_s <= 60:
         raise InputError(f"live: interval_s must be from 0.05 to 60 seconds, not {interval_s!r:.40}")

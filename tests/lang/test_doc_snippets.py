@@ -1,7 +1,8 @@
 """Python blocks of the language's pages run as printed, on a model that is a hash chain.
 
-The tutorial and its answers run on the embedded model in tests/end_to_end/test_docs.py; testing.md runs in
-tests/lang/testing/test_scripted.py.
+Elsewhere run: the tutorial with its answers (tests/end_to_end/test_docs.py), blocks that name a model or a server
+(tests/end_to_end/test_pages_with_models.py), the examples of the reference (test_reference_examples.py), testing.md
+(tests/lang/testing/test_scripted.py).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ QUESTIONS = 'questions = ["Why is the sky blue?", "What is a river?"]\n'
 BODY = "@plait.function\ndef body(s):\n    s += 'Once'\n{}\nbody.run(max_tokens=24)\n"
 IN_A_BODY = "runs inside a program's body, after some text"
 SNIPPETS = {  # page: (code before its blocks, {number of a block: IN_A_BODY, or None to skip it})
-    "../README.md": ('text = "12"\nPerson = int\n', {2: None}),  # the last block reads a file of the reader
+    "../README.md": ('text = "12"\nPerson = int\n', {2: None}),  # the last block runs a model's file
     "quickstart.md": (
         QUESTIONS + "from plait import *\n@plait.function\ndef other(s, question):\n    s += user(question)\n",
         {1: IN_A_BODY, 2: IN_A_BODY, 3: IN_A_BODY, 6: IN_A_BODY},
@@ -61,15 +62,9 @@ SNIPPETS = {  # page: (code before its blocks, {number of a block: IN_A_BODY, or
     ),
     "json-schema.md": ("", {}),
 }
-RUN_ELSEWHERE = {"tutorial.md", "testing.md", "ray.md", "programs-api.md", "batches.md"}
-EXAMPLES_OF_DOCSTRINGS = {"reference.md"}  # no test runs them
-NOT_RUN = {  # page: numbers of the blocks that no test runs; they need other models, files or services, and compile
-    "../README.md": [2],
-    "adapters.md": [0],
-    "backends.md": [0],
-    "models.md": [0, 1, 2],
-    "protocols.md": [0],
-    "server.md": [0],
+RUN_ELSEWHERE = {
+    *("tutorial.md", "testing.md", "ray.md", "programs-api.md", "batches.md", "reference.md"),
+    *("adapters.md", "backends.md", "models.md", "protocols.md", "server.md"),
 }
 CHECKS_AFTER = {  # page: code that runs after its blocks
     "typed-values.md": "state = describe.run('Ada was born in 1815.')\nassert isinstance(state['person'].born, date)\n"
@@ -107,11 +102,4 @@ def test_python_blocks_of_a_page_run(engine, tmp_path, monkeypatch, page):
 def test_every_page_with_python_is_run_or_named_here():
     pages = {page for page in DOCS.rglob("*.md") if "```python\n" in page.read_text() and page.parent.name != "how-to"}
     names = {str(page.relative_to(DOCS)) for page in pages} | {"../README.md"}
-    assert names == SNIPPETS.keys() | RUN_ELSEWHERE | EXAMPLES_OF_DOCSTRINGS | NOT_RUN.keys()
-    skipped = {
-        page: [number for number, place in places.items() if place is None] for page, (_, places) in SNIPPETS.items()
-    }
-    assert {page: numbers for page, numbers in skipped.items() if numbers} == {"../README.md": NOT_RUN["../README.md"]}
-    for page, numbers in NOT_RUN.items():
-        for number in numbers:
-            compile(python_blocks(page)[number], page, "exec")
+    assert names == SNIPPETS.keys() | RUN_ELSEWHERE
