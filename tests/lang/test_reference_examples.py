@@ -25,6 +25,7 @@ NEEDS = {  # an example that does not run here: what it needs
     "global_config": "a model, in tests/end_to_end/test_pages_with_models.py",
     "adapter": "an adapter; the program of adapters.md runs with three",
     "Cluster": "a cluster of Ray",
+    "agent": "a model that ends its turns; the agent of how-to/agent.md runs with one",
     "application": "a cluster of Ray",
     "map of plait.ray": "a cluster of Ray",
     "RuntimeEndpoint": "a server; the same call of backends.md runs with one",
