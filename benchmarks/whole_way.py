@@ -20,18 +20,28 @@ import contextlib
 import os
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import httpx
-from common.processes import CpuTimer
-from serving_overhead import server
+from common.processes import CpuTimer, ended, free_port
 
 import plait
 from plait import gen
 
+SERVE = """
+import sys
+from plait.runtime.process.runtime import Runtime
+from plait.runtime.server import serve
+from plait.runtime.server.engines import restarting_runtime
+from plait.runtime.server.settings import server_settings
+restarting_runtime.Runtime = lambda model, **settings: Runtime.connect(sys.argv[1])
+sys.exit(serve.serve(None, server_settings(port=int(sys.argv[2]))))
+"""
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "pattern": "^[a-f]{3,9}x$"}}}
 PROMPT, TOKENS = "word " * 140 + "Once upon a time", 100  # a token of the middle stands after 200, as in cpu_models
 
@@ -81,6 +91,17 @@ def first_gaps(runtime: plait.Runtime, began: float, seconds: float, with_constr
         f"| {ready - began:.2f} s | {arrivals[0][0] - began:.2f} s | {{cpu:.1f}} s | {1000 * median:.1f} ms "
         f"| {high / median:.1f} | {1000 * longest:.0f} ms, {at:.1f} s after ready |"
     )
+
+
+@contextlib.contextmanager
+def server(address: str) -> Iterator[tuple[int, int]]:
+    """Starts a server in front of a runtime. Yields its port and process id."""
+    port, quiet = free_port(), subprocess.DEVNULL
+    command = [sys.executable, "-c", SERVE, address, str(port)]
+    with ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, stdin=subprocess.PIPE)) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield port, process.pid
 
 
 class WholeWay:
