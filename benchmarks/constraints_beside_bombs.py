@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))  # the attacker is started with -P
-from common.expensive_constraints import EXPENSIVE_SPECS
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "constrained"))
+from expensive_specs import EXPENSIVE_SPECS
 
 from plait.constrained import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
 from plait.runtime.client.call import Call

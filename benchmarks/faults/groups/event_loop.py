@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from faults.figures import Figure, Scale, at_most
-from faults.large_requests import LIMIT_S, MAX_BODY, kinds
+from faults.large_requests import MAX_BODY, SLOW, kinds
 
 from plait import Runtime
 from plait.runtime.server.app import Application, create_app
@@ -58,7 +58,7 @@ async def longest_gap(app: Application, name: str, path: str, body: bytes) -> tu
     await asyncio.sleep(0.05)
     gaps.clear()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LIMIT_S.get(name, CUT_OFF_S)):
+        async with asyncio.timeout(SLOW.get(name, CUT_OFF_S)):
             await post(app, path, body)
     await asyncio.sleep(0.3)
     task.cancel()

@@ -1,4 +1,4 @@
-"""Resources that run out: descriptors, memory, disk, pages of the KV cache."""
+"""Resources that run out: descriptors, memory, disk."""
 
 from __future__ import annotations
 
@@ -16,16 +16,12 @@ from common.http import connect
 from faults.figures import Figure, Scale, at_most, none_of, wait_until
 from faults.served import Server, serve
 
-from plait import Runtime
-from plait.runtime.sampling_params import sampling_params
-
 LARGE = {"model": "default", "prompt": "The cat sat on the mat. " * 300, "max_tokens": 4, "temperature": 0}
 
 
 def inflict(scale: Scale) -> Iterator[Figure]:
     yield from exhausted(scale)
     yield from http_process_without_memory()
-    yield small_pool(scale.count(32, 8))
 
 
 def exhausted(scale: Scale) -> Iterator[Figure]:
@@ -151,24 +147,3 @@ def fill(folder: Path) -> None:
     with contextlib.suppress(OSError), (folder / "filler").open("ab", buffering=0) as filler:
         while True:
             filler.write(b"x" * 4096)
-
-
-def small_pool(count: int) -> Figure:
-    """Long answers in a KV pool that holds a few of them: preempted and computed again, to the same tokens."""
-    prompts = [f"Story number {number} begins" for number in range(count)]
-    texts = []
-    for max_pages in (None, 600):
-        settings = {} if max_pages is None else {"max_pages": max_pages}
-        with Runtime(deterministic=True, context_length=512, **settings) as runtime:
-            calls = []
-            for prompt in prompts:
-                session = runtime.client.open_session()
-                session.append(prompt)
-                calls.append(
-                    session.generate(sampling_params(max_tokens=100, temperature=1.0, seed=5, ignore_eos=True))
-                )
-                session.close()
-            texts.append([call.result(300).text for call in calls])
-            retractions = runtime.client.status().retractions if max_pages else 0
-    different = [f"answer {number}" for number, pair in enumerate(zip(*texts, strict=True)) if pair[0] != pair[1]]
-    return none_of(f"{count} answers in 600 pages ({retractions} preemptions)", different, count, "different answers")
