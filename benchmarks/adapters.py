@@ -1,7 +1,8 @@
 """What LoRA adapters cost: a decoding step of 1, 4 and 16 adapters, and more adapters than the model holds at once.
 
-    python benchmarks/adapters.py [MODEL] [--rank 16] [--steps 60]
-    python benchmarks/adapters.py [MODEL] --registered 1000 [--rank 16] [--pairs 5] [--requests 200] [--seconds 10]
+    python benchmarks/adapters.py [--model MODEL] [--rank 16] [--steps 60]
+    python benchmarks/adapters.py [--model MODEL] --registered 1000 [--rank 16] [--pairs 5]
+                                  [--requests 200] [--seconds 10]
 
 MODEL: a GGUF file or a folder; the embedded model by default. The adapters are random and change all linear layers.
 The second form writes N adapters (of 16 bits; 10 MB each for rank 16 of the embedded model) into TMPDIR, of which 16
@@ -29,6 +30,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from common.options import parsed
 from common.signals import unwind_on_signal
 from common.steps import random_texts, step_batch
 from safetensors.numpy import save_file
@@ -49,15 +51,7 @@ CLIENTS, OUTPUT, STREAMS = 32, 64, 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--registered", type=int, metavar="N", help=f"more than {NUM_ADAPTERS}")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    options = parser.parse_args()
+    options = parsed(__doc__, model=None, rank=16, steps=60, registered=0, pairs=5, requests=200, seconds=10.0)
     unwind_on_signal()
     model, count = locate_model(options.model), options.registered or NUM_ADAPTERS
     with tempfile.TemporaryDirectory() as folder:

@@ -13,13 +13,14 @@ A run that ran out of minutes is continued with `--first`. A trial that raises (
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
+
+from common.options import parsed
 
 from plait.runtime.client.call import Call
 from plait.runtime.process.engine import Engine
@@ -44,16 +45,7 @@ class TrialRequest:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--weights", default="bf16,as-stored")
-    parser.add_argument("--trials", type=int, default=1000, help="for each weight format")
-    parser.add_argument("--minutes", type=float, default=60.0, help="time limit for each weight format")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first trial")
-    parser.add_argument(
-        "--loose", action="store_true", help="without deterministic, to check that differences are found"
-    )
-    parser.add_argument("--cost", action="store_true", help="measure only the cost in throughput")
-    options = parser.parse_args()
+    options = parsed(__doc__, weights="bf16,as-stored", trials=1000, minutes=60.0, first=0, loose=False, cost=False)
     forms = options.weights.split(",")
     if options.cost:
         for form in forms:

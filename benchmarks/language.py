@@ -1,6 +1,6 @@
 """The overhead of the language itself: the client's time per primitive, the import, the start.
 
-    python benchmarks/language.py [--no-start]
+    python benchmarks/language.py [--no-start]     (do not load the model)
 
 The scheduler is replaced by one that answers at once, and the tokenizer is the model's own. So the times are those of
 expressions, states, sessions and tokenizing; no other process takes part. Medians over consecutive primitives of a
@@ -9,7 +9,6 @@ program, after so many characters of earlier text.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from common.options import parsed
 
 import plait
 from plait import gen, select
@@ -115,9 +116,7 @@ def seconds_of(code: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--no-start", action="store_true", help="skip the measurement that loads the model")
-    options = parser.parse_args()
+    options = parsed(__doc__, no_start=False)
     nothing, imported = (
         statistics.median(seconds_of(f"{code}print(1, flush=True)") for _ in range(5)) for code in ("", "import plait;")
     )

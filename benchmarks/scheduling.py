@@ -10,7 +10,6 @@ as a small model does on two cores. So hours are simulated in seconds, and every
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import itertools
 import random
@@ -20,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from common.options import parsed
 
 from plait.constrained import CompilePool, Vocabulary
 from plait.runtime.arrays import Float32Array
@@ -166,10 +166,7 @@ def workload(name: str, num_shorts: int, max_rows: int) -> list[Program]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--shorts", type=int, default=200)
-    parser.add_argument("--rows", type=int, default=16)
-    options = parser.parse_args()
+    options = parsed(__doc__, shorts=200, rows=16)
     for name in WORKLOADS:
         means: dict[str, float] = {}
         for order in ("first-come", "fair"):

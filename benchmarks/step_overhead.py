@@ -8,13 +8,14 @@ encodes replies as the one to another process does, and drops them. `--profile` 
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import pstats
 import statistics
 import time
 from collections import defaultdict
 from typing import Any
+
+from common.options import parsed
 
 from plait.runtime.config import engine_config
 from plait.runtime.messages import Append, Finished, Generate, Open
@@ -70,12 +71,7 @@ class Times:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--weights", default="bf16,as-stored")
-    parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--profile", action="store_true")
-    options = parser.parse_args()
+    options = parsed(__doc__, weights="bf16,as-stored", streams=16, tokens=96, profile=False)
     for weights in options.weights.split(","):
         transport, streams = InMemoryTransport(), options.streams
         config = engine_config(weights=weights, max_batch_rows=max(64, streams), prompt_lookup=False)

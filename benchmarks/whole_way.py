@@ -15,7 +15,6 @@ which other work on the machine disturbs less than the clock. Run it with nothin
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import resource
@@ -28,6 +27,7 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
+from common.options import parsed
 from common.processes import CpuTimer, ended, free_port
 
 import plait
@@ -57,13 +57,7 @@ def named(s: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", help="a GGUF file or a folder; the embedded model if none is named")
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--constraint", action="store_true", help="a constrained call beside the streams")
-    parser.add_argument("--warm", action="store_true", help="warm_constraints=True")
-    options = parser.parse_args()
+    options = parsed(__doc__, model=None, rounds=3, seconds=10.0, constraint=False, warm=False)
     print("| ready | first token | processor | median gap | p99.9 / median | longest gap |")
     print("| --- | --- | --- | --- | --- | --- |")
     for _ in range(options.rounds):
