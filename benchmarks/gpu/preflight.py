@@ -32,7 +32,6 @@ TEST_MODULES = ("pytest", "tokenizers", "jinja2")
 MODULES: dict[str, tuple[str, ...]] = {
     "kernels": KERNEL_MODULES,
     "engine": KERNEL_MODULES + ENGINE_MODULES,
-    "transformers": (*KERNEL_MODULES, *ENGINE_MODULES, "transformers"),
     "tests": KERNEL_MODULES + ENGINE_MODULES + TEST_MODULES,
     "tests-more": KERNEL_MODULES + ENGINE_MODULES + TEST_MODULES + ("hypothesis", "transformers", "gguf"),
     "compute-sanitizer": KERNEL_MODULES,

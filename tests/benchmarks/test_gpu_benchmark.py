@@ -92,7 +92,7 @@ def test_the_budgets_of_a_call_are_nine_minutes_and_end_with_refinements() -> No
         "import runpy; names = runpy.run_path('benchmarks/gpu/all.py')\n"
         "for call in ('figures', 'why'):\n"
         "    seconds = [seconds for _, seconds in names['CALLS'][call].values()]\n"
-        "    assert names['PREFLIGHT_S'] + sum(seconds) == 540, call\n"
+        "    assert names['PREFLIGHT_S'] + sum(seconds) <= 540, call\n"
         "assert sum(map(len, names['CALLS'].values())) == len(names['PARTS']), 'a name is in two calls'\n"
         "figures = list(names['CALLS']['figures'])\n"
         "assert figures[:7] == ['check', 'attention', 'decode', 'prefill', 'json', 'shared', 'offline'], figures\n"
