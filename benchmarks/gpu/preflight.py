@@ -10,6 +10,7 @@ limits are measured while nothing fills the memory, once for all parts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -87,9 +88,8 @@ def advice(modules: Iterable[str]) -> str:
 def machine_report() -> dict[str, str]:
     """Returns what the figures belong to."""
     found = {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d"), "gpu": "none"}
-    for name in ("torch", "triton", "numpy", "transformers"):
-        module = sys.modules.get(name)
-        found[name] = str(getattr(module, "__version__", "missing"))
+    for name in KERNEL_MODULES:
+        found[name] = str(getattr(sys.modules.get(name), "__version__", "missing"))
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
@@ -109,21 +109,11 @@ def try_kernel() -> dict[str, Any]:
 
     begun = time.perf_counter()
     gate_up = torch.randn(3, 64, device=machine.DEVICE).to(machine.DTYPE)
-    error = float(
-        (activation.silu_and_multiply(gate_up).float() - reference_float32.silu_and_multiply(gate_up).float())
-        .abs()
-        .max()
-    )
+    found, expected = activation.silu_and_multiply(gate_up), reference_float32.silu_and_multiply(gate_up)
+    error = float((found.float() - expected.float()).abs().max())
     if not error < 2e-2:
         raise RuntimeError(f"the kernel differs from its reference by {error}")
     return {"name": "preflight: a small kernel", "value": time.perf_counter() - begun, "unit": "s", "error": error}
-
-
-def measure_limits() -> dict[str, float]:
-    """Returns the GPU's limits, by their names in `machine.Limits`."""
-    import machine
-
-    return machine.limits()._asdict()
 
 
 def try_engine(device: str) -> dict[str, Any]:
@@ -134,14 +124,12 @@ def try_engine(device: str) -> dict[str, Any]:
     from workbench import prompts, workbench
 
     begun = time.perf_counter()
-    bench = workbench("tiny" if device == "cpu" else "llama-3-8b-one-layer", device, max_batch_rows=4)
-    try:
+    shape = "tiny" if device == "cpu" else "llama-3-8b-one-layer"
+    with contextlib.closing(workbench(shape, device, max_batch_rows=4)) as bench:
         for prompt in prompts([5, 9, 3], bench.runner.config.vocab_size):
             bench.call(prompt, 6)
         bench.finish()
         tokens, pages = bench.inbox.num_tokens, bench.runner.num_pages
-    finally:
-        bench.close()
     if tokens != 18:
         raise RuntimeError(f"the engine gave {tokens} tokens instead of 18")
     seconds = time.perf_counter() - begun
@@ -163,7 +151,9 @@ def checks(kinds: list[str], dry: bool) -> Iterator[dict[str, Any]]:
             print(f"  {name}: {text}", flush=True)
     if errors.keys().isdisjoint(KERNEL_MODULES):
         yield try_kernel()
-        yield {"limits": measure_limits()}
+        import machine
+
+        yield {"limits": machine.limits()._asdict()}
         if "engine" in kinds and errors.keys().isdisjoint(modules_of("engine", dry)):
             yield try_engine("cpu" if dry else "cuda")
 
