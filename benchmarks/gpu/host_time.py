@@ -22,9 +22,11 @@ from unittest import mock
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import machine
+from common.options import parsed
 from no_driver import NoDriver, install_no_driver
 from workbench import ImmediateStream, Workbench, prompts, workbench
 
@@ -87,13 +89,7 @@ def measured(step: Callable[[], None], count: int, is_profiled: bool) -> tuple[l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--chunk", type=int, default=256, help="prompt tokens of a mixed step")
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--profile", choices=("decode", "mixed"))
-    arguments = parser.parse_args()
+    arguments = parsed(__doc__, rows=64, chunk=256, layers=32, steps=100, profile=None)
     no_driver = install_no_driver()
     from plait.kernels.triton.operators import triton_kernels
 

@@ -3,8 +3,7 @@
     python benchmarks/gpu/preflight.py [--parts kernels,engine] [--dry]
 
 Prints one JSON object a line: {"machine": ...}, {"missing": {part: [module, ...]}}, {"limits": ...} and figures. All
-missing modules are found before anything else runs, with the commands that bring them to a machine without network. The
-limits are measured while nothing fills the memory, once for all parts.
+missing modules are found before anything else runs. The limits are measured while nothing fills the memory.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 PROGRAMS = ("compute-sanitizer", "ncu")  # kinds that also need the program of their name
 DISTRIBUTIONS = {"zmq": "pyzmq"}  # the others have the name of their module
-# pip takes a wheel only if its platform is named. llguidance's is manylinux_2_31; the others have one of these too.
-PLATFORMS = ("manylinux2014", *(f"manylinux_2_{minor}" for minor in (17, 24, 26, 27, 28, 31, 34, 35)))
 DRY_MODULES = ("llvmlite",)  # what an engine on the CPU imports besides
 
 
@@ -70,19 +67,6 @@ def requirement(module: str) -> str:
         if re.split(r"[<>=~! ;\[]", line)[0] == name:
             return line.partition(";")[0].strip()
     return name
-
-
-def advice(modules: Iterable[str]) -> str:
-    """Returns how to bring modules to a machine that has no network."""
-    wanted = " ".join(f"'{requirement(module)}'" for module in modules)
-    version = ".".join(platform.python_version_tuple()[:2])
-    platforms = " ".join(f"--platform {name}_{platform.machine()}" for name in PLATFORMS)
-    return (
-        "bring them as wheels. On a machine with network:\n"
-        f"  pip download --only-binary=:all: --python-version {version} {platforms} --no-deps --dest wheels {wanted}\n"
-        "then here:\n"
-        f"  pip install --no-index --no-deps --find-links wheels {wanted}"
-    )
 
 
 def machine_report() -> dict[str, str]:
@@ -146,7 +130,7 @@ def checks(kinds: list[str], dry: bool) -> Iterator[dict[str, Any]]:
             missing[kind].append(f"the program {kind}")
     yield {"missing": missing}
     if errors:
-        print(f"missing: {', '.join(errors)}; {advice(errors)}", flush=True)
+        print("missing; bring the wheels of: " + " ".join(f"'{requirement(name)}'" for name in errors), flush=True)
         for name, text in errors.items():
             print(f"  {name}: {text}", flush=True)
     if errors.keys().isdisjoint(KERNEL_MODULES):
