@@ -2,10 +2,9 @@
 
 python benchmarks/constraints.py [--schemas FILE.jsonl] [--limit N] [--library | --engine] [--streams 1,16] [--rounds 3]
 
-Without a file the schemas are those of the tests: the table in five surroundings, the refused ones, and those shaped as
-people write them; a file holds one schema a line. Compiling is timed by the clock of the child that does it. The
-vocabulary is the embedded model's, 49,152 tokens. `--engine` runs the engine's part alone, `--library` the other. The
-engine's tokens count as the text has them, forced ones included.
+Without a file the schemas are those of the tests: the table in five surroundings, and the refused ones; a file holds
+one schema a line. Compiling is timed by the clock of the child that does it. The vocabulary is the embedded model's,
+49,152 tokens. The engine's tokens count as the text has them, forced ones included.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from common.options import parsed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "constrained"))
 from compile_pools import results_of
-from pydantic_models import PYDANTIC
-from real_schemas import REAL
 from schema_cases import REFUSED, ROWS, variants
 from schema_strategies import reference_validator
 
@@ -36,12 +33,10 @@ from plait.runtime.client.call import Call
 from plait.runtime.client.client import Client
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.runtime import Runtime
-from plait.runtime.sampling.logit_ops import TokenMask
-from plait.runtime.sampling.numpy_ops import NumpyLogitOperations
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
-STEPS, BATCH = 40, 16
+STEPS = 40  # of a random text
 FIELDS: dict[str, Any] = {
     "full_name": {"type": "string", "maxLength": 24},
     "date_of_birth": {"type": "string", "format": "date"},
@@ -77,12 +72,9 @@ def library(path: str | None, limit: int) -> None:
     try:
         compiled(pool, {"type": "null"})
         taken = schemas(listed[:limit], pool)
-        if path is None:
-            real(pool)
     finally:
         pool.close()
     walking(taken, vocabulary)
-    applying(len(vocabulary))
 
 
 def compiled(pool: CompilePool, schema: Any, **options: bool) -> Grammar | GrammarError:
@@ -102,15 +94,6 @@ def schemas(listed: list[Any], pool: CompilePool) -> list[tuple[Any, Grammar]]:
     print(f"keywords in those taken: {len(met)} of {len(ASSERTIONS)}, missing: {sorted(ASSERTIONS - met)}")
     show("compile, processor time of the child", [1e3 * spent for spent in pool.compile_s], "ms")
     return taken
-
-
-def real(pool: CompilePool) -> None:
-    """The share of schemas as people write them: as they are, with annotations, and lenient."""
-    listed = [*REAL.values(), *PYDANTIC.values()]
-    for name, options in (("as they are", {}), ("annotations", {"annotations": True}), ("lenient", {"lenient": True})):
-        found = [compiled(pool, schema, **options) for schema in listed]
-        taken = sum(isinstance(one, Grammar) for one in found)
-        print(f"schemas as people write them, {name}: {taken} of {len(listed)} ({taken / len(listed):.1%})")
 
 
 def walking(taken: list[tuple[Any, Grammar]], vocabulary: Vocabulary) -> None:
@@ -144,20 +127,6 @@ def walking(taken: list[tuple[Any, Grammar]], vocabulary: Vocabulary) -> None:
     for name, times in costs.items():
         show(name, times, "us")
     print(f"texts completed and judged by jsonschema-rs: {checked}, false accepts {false}")
-
-
-def applying(width: int) -> None:
-    """The sampler's own masking of 16 rows: a bias looked up for each byte of a mask, and added."""
-    operations, logits = NumpyLogitOperations(), np.zeros((BATCH, width), np.float32)
-    for name, share in (("dense", 0.99), ("half", 0.5), ("sparse", 0.001)):
-        packed = np.packbits(np.random.default_rng(0).random((BATCH, width)) < share, axis=1, bitorder="little")
-        mask, times = TokenMask(list(range(BATCH)), np.ascontiguousarray(packed).view(np.int32), {}), list[float]()
-        for _ in range(200):
-            begun = time.perf_counter_ns()
-            operations.apply_mask(logits, mask)
-            times.append((time.perf_counter_ns() - begun) / 1e3)
-            logits.fill(0)
-        show(f"mask applied to {BATCH} rows, {name}", times[20:], "us")
 
 
 def show(name: str, times: list[float], unit: str) -> None:

@@ -14,8 +14,9 @@ CHAT_PATH, GENERATE, COMPLETIONS = "/v1/chat/completions", "/generate", "/v1/com
 ANTHROPIC, RESPONSES, PROGRAMS = "/v1/messages", "/v1/responses", "/v1/programs"
 MODEL = {"model": "default"}
 USER = {"role": "user", "content": "hi"}
-CHAT: dict[str, Any] = MODEL | {"messages": [USER], "max_tokens": 1, "temperature": 0}
-COMPLETION = MODEL | {"prompt": "hi", "max_tokens": 1, "temperature": 0}
+ANSWER = MODEL | {"max_tokens": 1}
+CHAT: dict[str, Any] = ANSWER | {"messages": [USER], "temperature": 0}
+COMPLETION = ANSWER | {"prompt": "hi", "temperature": 0}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 GEN = {"gen": {"max_tokens": 1}}
 SLOW = {  # those whose answers take longer than others, and the seconds after which they are cut off
@@ -77,20 +78,18 @@ def prompts() -> Kinds:
 def messages() -> Kinds:
     """Long conversations, in the shapes of all protocols."""
     part, long = {"type": "text", "text": SENTENCE}, USER | {"content": SENTENCE * 160}
-    parts = [USER | {"content": [part] * 19_000}]
-    for name, conversation in {
-        "a message of 1 MB": [USER | {"content": SENTENCE * 23_000}],
-        "1024 messages of 7 KB": [long] * 1024,
-        "19,000 content parts": parts,
-        "7 MB of reasoning": [USER, {"role": "assistant", "content": "a", "reasoning_content": TEXT}, USER],
-        "names of 7 MB": [USER | {"name": TEXT}],
-    }.items():
-        yield name, CHAT_PATH, CHAT | {"messages": conversation}
-    yield "19,000 Anthropic blocks", ANTHROPIC, anthropic(parts)
-    yield "1024 Anthropic messages of one role", ANTHROPIC, anthropic([long] * 1024)
-    yield "1024 input items", RESPONSES, response([long] * 1024)
-    yield "metadata of 7 MB", RESPONSES, response("hi") | {"metadata": {"a": TEXT}}
+    parts, many = [USER | {"content": [part] * 19_000}], [long] * 1024
+    reasoning = [USER, {"role": "assistant", "content": "a", "reasoning_content": TEXT}, USER]
+    yield "a message of 1 MB", CHAT_PATH, CHAT | {"messages": [USER | {"content": SENTENCE * 23_000}]}
+    yield "1024 messages of 7 KB", CHAT_PATH, CHAT | {"messages": many}
+    yield "19,000 content parts", CHAT_PATH, CHAT | {"messages": parts}
+    yield "7 MB of reasoning", CHAT_PATH, CHAT | {"messages": reasoning}
+    yield "names of 7 MB", CHAT_PATH, CHAT | {"messages": [USER | {"name": TEXT}]}
     yield "a template variable of 7 MB", CHAT_PATH, CHAT | {"chat_template_kwargs": {"a": TEXT}}
+    yield "19,000 Anthropic blocks", ANTHROPIC, ANSWER | {"messages": parts}
+    yield "1024 Anthropic messages of one role", ANTHROPIC, ANSWER | {"messages": many}
+    yield "1024 input items", RESPONSES, MODEL | {"input": many}
+    yield "metadata of 7 MB", RESPONSES, MODEL | {"input": "hi", "metadata": {"a": TEXT}}
 
 
 def tools() -> Kinds:
@@ -108,7 +107,7 @@ def tools() -> Kinds:
         "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {"a": [1] * 400_000}}],
     }
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "1"}]}
-    yield "a tool use of Anthropic", ANTHROPIC, anthropic([USER, use, result])
+    yield "a tool use of Anthropic", ANTHROPIC, ANSWER | {"messages": [USER, use, result]}
     yield "9,000 tool calls", CHAT_PATH, CHAT | {"messages": called([CALL | {"id": f"c{i}"} for i in range(9000)], [])}
 
 
@@ -163,14 +162,6 @@ def others() -> Kinds:
         yield f"a program of {name}", PROGRAMS, {"program": nodes}
     variables = {"program": [{"var": "a"}] * 4000 + [GEN], "variables": {"a": "x" * 1_000_000}}
     yield "a program of 4,000 variables", PROGRAMS, variables
-
-
-def anthropic(conversation: list[Any]) -> dict[str, Any]:
-    return MODEL | {"max_tokens": 1, "messages": conversation}
-
-
-def response(value: Any) -> dict[str, Any]:
-    return MODEL | {"max_output_tokens": 1, "input": value}
 
 
 def sglang(text: Any = "hi", **sampling: Any) -> dict[str, Any]:

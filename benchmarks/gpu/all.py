@@ -31,8 +31,6 @@ from common.signals import unwind_on_signal  # noqa: E402
 
 WORKERS = 8  # processes of tests: they compile beside each other, and share the GPU
 TESTS = ["tests/gpu/test_kernels.py", "tests/gpu/test_attention.py", "tests/gpu/test_engine.py"]
-MORE_TESTS = ["tests/runtime/executor/test_prefix_sharing.py", "tests/runtime/executor/test_torch_runner_on_triton.py"]
-MORE_TESTS += ["tests/runtime/executor/gpu/test_cuda_graphs.py", "tests/runtime/models/test_quantized_gpu_weights.py"]
 PLUGINS = {"pytest_timeout": ["--timeout=100"], "xdist": ["-n", str(WORKERS), "--dist", "load"]}
 PYTEST = ["-P", "-m", "pytest", "-rfEs", "--tb=short"]
 PYTEST += [option for name, options in PLUGINS.items() if importlib.util.find_spec(name) for option in options]
@@ -70,14 +68,10 @@ CALLS: dict[str, dict[str, tuple[list[str], int]]] = {
         "attention-more": ([ATTENTION, "--more"], 50),
         "fp8": ([ENGINE, "fp8"], 60),
     },
-    "further": {
-        "chats-fp8-more": ([ENGINE, "chats-fp8-more"], 120),
-        "tests-more": ([*PYTEST, *MORE_TESTS], 120),
-    },
 }
 PARTS = {name: part for call in CALLS.values() for name, part in call.items()}
 ONE_PROCESS_PARTS = ("decode", "prefill", "json", "shared", "offline")
-NOT_DRY = ("tests", "tests-more", "sanitizer", "profile-prefill", "profile-decode", "profile-shared")
+NOT_DRY = ("tests", "sanitizer", "profile-prefill", "profile-decode", "profile-shared")
 DRY_SLOWDOWN = 5  # a dry run may share its cores
 
 
@@ -163,7 +157,7 @@ def most_seconds(names: list[str]) -> int:
 
 def kind_of(name: str) -> str:
     """The key of a part in `preflight.MODULES`."""
-    if name in ("tests", "tests-more"):
+    if name == "tests":
         return name
     first = PARTS[name][0][0]
     return "engine" if first == ENGINE else first if first in part_process.TOOLS else "kernels"

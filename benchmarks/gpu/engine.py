@@ -278,7 +278,6 @@ OWN_ENGINE_PARTS = {  # with engines of their own; 512 rows: the default of a po
     "chats": partial(chats, kind="bf16", row_counts=(512,)),
     "chats-fp8": partial(chats, kind="fp8", row_counts=(512,)),
     "chats-more": partial(chats, kind="bf16", row_counts=(1000, 64)),
-    "chats-fp8-more": partial(chats, kind="fp8", row_counts=(256, 1000, 64)),
     "int4": partial(narrow_weights, kind="int4", weights="int4"),
     "fp8": partial(narrow_weights, kind="fp8", float8=True),
 }

@@ -33,7 +33,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "kernels": KERNEL_MODULES,
     "engine": KERNEL_MODULES + ENGINE_MODULES,
     "tests": KERNEL_MODULES + ENGINE_MODULES + TEST_MODULES,
-    "tests-more": KERNEL_MODULES + ENGINE_MODULES + TEST_MODULES + ("hypothesis", "transformers", "gguf"),
     "compute-sanitizer": KERNEL_MODULES,
     "ncu": KERNEL_MODULES,
 }
