@@ -1,6 +1,6 @@
 """Measures paged attention on a GPU against its copy bandwidth and matrix rate.
 
-    python benchmarks/gpu/attention.py [--check] [--more] [--sweep] [--only WORD]
+    python benchmarks/gpu/attention.py [--check] [--more] [--sweep] [--only WORD] [--dry]
 
 Every case is first compared with the reference; a case that fails is reported, and the others continue. A step is
 captured in a CUDA graph with a plan and four layers, each with its own cache (larger than the L2 cache together), and
@@ -11,7 +11,6 @@ the decode and the prefill kernel. Without these, prompts are also compared with
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
@@ -80,14 +79,7 @@ def small_case(case: Case) -> Case:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="only compare with the reference, at small sizes")
-    parser.add_argument("--more", action="store_true", help="the other cases")
-    parser.add_argument("--sweep", action="store_true", help="other block shapes too")
-    parser.add_argument("--only", default="", help="only cases whose name holds this")
-    parser.add_argument("--dry", action="store_true", help="small, once, without a GPU")
-    machine.add_limits_option(parser)
-    arguments = parser.parse_args()
+    arguments = machine.options(__doc__, check=False, more=False, sweep=False, only="")
     machine.require()
     bandwidth, rate = (1.0, 1.0) if arguments.check else machine.limits()[:2]
     failures = 0

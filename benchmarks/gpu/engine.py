@@ -322,7 +322,7 @@ def main() -> int:
     parser.add_argument("--shape", default="llama-3-8b", choices=SHAPES)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dry", action="store_true", help="a tiny model on the CPU, in a GPU's buffers")
-    machine.add_limits_option(parser)
+    parser.add_argument("--limits", metavar="COPY,BF16,FP8", help="of the GPU, in B/s and FLOP/s (default: measured)")
     arguments = parser.parse_args()
     if arguments.dry:
         arguments.shape, arguments.device = "tiny", "cpu"

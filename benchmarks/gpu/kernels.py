@@ -1,6 +1,6 @@
 """Measures the Triton kernels other than attention against the GPU's copy bandwidth and matrix rate.
 
-    python benchmarks/gpu/kernels.py [--only WORD]
+    python benchmarks/gpu/kernels.py [--only WORD] [--dry]
 
 Each operator is captured in a CUDA graph and replayed (tests/gpu and tests/kernels/triton compare it with its
 reference). Times are medians by CUDA events, with the L2 cache overwritten in between. `share` is the fraction of this
@@ -9,7 +9,6 @@ GPU's copy bandwidth, or of its bfloat16 matrix rate, both measured first.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -108,11 +107,7 @@ def expert_cases() -> Iterator[Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", default="", help="only cases whose name holds this")
-    parser.add_argument("--dry", action="store_true", help="small, once, without a GPU")
-    machine.add_limits_option(parser)
-    arguments = parser.parse_args()
+    arguments = machine.options(__doc__, only="")
     machine.require()
     torch.manual_seed(0)
     limits = machine.limits()

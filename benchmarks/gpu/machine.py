@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "support" / "kernels"))  # the kernels' references
+sys.path.append(str(Path(__file__).parents[1]))
 DRY = "--dry" in sys.argv
 if DRY:
     os.environ["TRITON_INTERPRET"] = "1"
 
 import torch  # noqa: E402
+from common.options import parsed  # noqa: E402
 
 DEVICE = "cpu" if DRY else "cuda"
 DTYPE = torch.float16 if DRY else torch.bfloat16  # the interpreter has no bfloat16 products
@@ -125,9 +127,9 @@ def limits() -> Limits:
     return found
 
 
-def add_limits_option(parser: argparse.ArgumentParser) -> None:
-    """Adds `--limits`, which `limits` reads."""
-    parser.add_argument("--limits", metavar="COPY,BF16,FP8", help="of the GPU, in B/s and FLOP/s (default: measured)")
+def options(doc: str | None, **defaults: Any) -> argparse.Namespace:
+    """The options of a script, `--dry` and `--limits COPY,BF16,FP8` (B/s and FLOP/s; default: measured) among them."""
+    return parsed(doc, dry=False, limits=None, **defaults)
 
 
 def copy_bandwidth() -> float:

@@ -1,10 +1,9 @@
-"""Keys beside each other: their shares of rows, queue and tokens, and how long each waits."""
+"""Keys beside each other: their shares of rows and tokens, and how long each waits."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import random
 import statistics
@@ -13,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from common.http import LONG, ask, request, send
-from faults.figures import Figure, Scale, at_most, none_of
+from faults.figures import Figure, Scale, at_most
 from faults.served import KEYS, serve
 
 BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 8, "temperature": 0}
@@ -21,7 +20,6 @@ BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 8, "temperature
 
 def inflict(scale: Scale) -> Iterator[Figure]:
     with serve(keys=KEYS) as server:
-        yield from asyncio.run(crowded(server.port, scale.count(800, 100), scale.count(20, 5)))
         for num_streams in (64, scale.count(256, 80)):
             yield asyncio.run(beside_streams(server.port, num_streams, scale.count(10, 3)))
         yield asyncio.run(equal_demands(server.port, scale.count(12, 4)))
@@ -110,32 +108,4 @@ async def many_keys(port: int, keys: list[str], seconds: int) -> list[Figure]:
     return [
         Figure(fault, "0.8 to 1.2 times its share", measured, kept, is_timed=True),
         Figure("the same: tokens of all", ">= 90 % of one key's", f"{of_all:.0f} %", of_all >= 90, is_timed=True),
-    ]
-
-
-async def crowded(port: int, num_connections: int, seconds: int) -> list[Figure]:
-    """One key keeps `num_connections` requests open; the other sends one after the other."""
-    latencies: list[float] = []
-    refused: list[str] = []
-    end = time.perf_counter() + seconds
-
-    async def crowd() -> None:
-        while time.perf_counter() < end:
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                await ask(port, request("/v1/completions", BODY, KEYS[0], closes=True))
-
-    async def victim() -> None:
-        await asyncio.sleep(1)
-        while time.perf_counter() < end:
-            start = time.perf_counter()
-            status, answer = await ask(port, request("/v1/completions", BODY, KEYS[1], closes=True))
-            latencies.append(time.perf_counter() - start)
-            if status != 200:
-                refused.append(f"{status} {json.dumps(answer)[:60]}")
-
-    await asyncio.gather(victim(), *(crowd() for _ in range(num_connections)))
-    fault, note = f"{num_connections} connections of one key", f"median {statistics.median(latencies):.2f} s"
-    return [
-        none_of(f"{fault}: another key's requests", refused, len(latencies), "refused"),
-        at_most("the same: the slowest of another key", max(latencies), 1.5, "s", note, is_timed=True),
     ]
