@@ -54,8 +54,8 @@ check: $(VENV)/.run  ## say what plait does with the embedded model on this mach
 schemathesis: $(VENV)/.test  ## many requests made from the OpenAPI document
 	PLAIT_EXAMPLES=100 $(BIN)/pytest --timeout=1200 tests/server/http/test_openapi_schemathesis.py
 
-# Kills, floods, damaged files and exhausted resources; docs/reliability.md has the promises, docs/records/reliability.md the figures.
-faults: $(VENV)/.test kernels  ## inflict faults on servers and compare what happens with the promises (at most 20 minutes)
+# Exhausted resources, tenants, overload and large requests; docs/reliability.md has the promises, docs/records/reliability.md the figures.
+faults: $(VENV)/.test kernels  ## inflict faults on servers and compare what happens with the promises (at most 13 minutes)
 	$(BIN)/python benchmarks/faults/all.py
 
 # Clients too large for the tests, in environments of their own: litellm and SGLang's own language below programs of ours,

@@ -1,12 +1,12 @@
 """What LoRA adapters cost: a decoding step of 1, 4 and 16 adapters, and more adapters than the model holds at once.
 
-    python benchmarks/adapters.py [MODEL] [--rank 16] [--steps 60]
-    python benchmarks/adapters.py [MODEL] --registered 1000 [--rank 16] [--pairs 5] [--requests 200] [--seconds 10]
+    python benchmarks/adapters.py [--model MODEL] [--rank 16] [--steps 60]
+    python benchmarks/adapters.py [--model MODEL] --registered 1000 [--rank 16] [--pairs 5]
+                                  [--requests 200] [--seconds 10]
 
 MODEL: a GGUF file or a folder; the embedded model by default. The adapters are random and change all linear layers.
-The second form writes N adapters (of 16 bits; 10 MB each for rank 16 of the embedded model), of which 16 are held at
-once. They lie in a temporary folder, which is removed at the end, also by SIGTERM; it takes at most half of what is
-free there (`TMPDIR` names another place). The report has, over alternating pairs of runs,
+The second form writes N adapters (of 16 bits; 10 MB each for rank 16 of the embedded model) into TMPDIR, of which 16
+are held at once. Over alternating pairs of runs it reports
 - the output tokens a second of 32 clients whose requests have adapters by Zipf's law (the n-th with weight 1/n), as a
   part of those of requests with one adapter;
 - the 99th percentile of the time between two tokens of four streams while an adapter is read twice a second, as a
@@ -20,7 +20,6 @@ import itertools
 import json
 import random
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -31,6 +30,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from common.options import parsed
+from common.signals import unwind_on_signal
 from common.steps import random_texts, step_batch
 from safetensors.numpy import save_file
 
@@ -49,7 +50,21 @@ CONTEXT = 128  # tokens of a row
 CLIENTS, OUTPUT, STREAMS = 32, 64, 4
 
 
-def write_adapter(folder: Path, model: Path, rank: int, seed: int, dtype: type[np.floating] = np.float32) -> str:
+def main() -> None:
+    options = parsed(__doc__, model=None, rank=16, steps=60, registered=0, pairs=5, requests=200, seconds=10.0)
+    unwind_on_signal()
+    model, count = locate_model(options.model), options.registered or NUM_ADAPTERS
+    with tempfile.TemporaryDirectory() as folder:
+        paths: dict[str, str] = {}
+        for number in range(count):
+            paths[f"a{number}"] = write_adapter(Path(folder, f"a{number}"), model, options.rank, number)
+            needed = count * sum(file.stat().st_size for file in Path(folder, "a0").iterdir())
+            if not number and needed > shutil.disk_usage(folder).free / 2:
+                sys.exit(f"{needed / 1e6:,.0f} MB are more than half of what is free; set TMPDIR, or lower the numbers")
+        (compare_beyond_slots if options.registered else time_steps)(model, paths, options)
+
+
+def write_adapter(folder: Path, model: Path, rank: int, seed: int) -> str:
     """A random adapter of all linear layers of a model."""
     rng, tensors = np.random.default_rng(seed), {}
     config = open_checkpoint(model).config
@@ -60,129 +75,16 @@ def write_adapter(folder: Path, model: Path, rank: int, seed: int, dtype: type[n
         outputs, inputs = shapes[f"{module}.weight"]
         for part, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
             values = 0.02 * rng.standard_normal(shape, np.float32)
-            tensors[f"base_model.model.{module}.lora_{part}.weight"] = values.astype(dtype)
+            tensors[f"base_model.model.{module}.lora_{part}.weight"] = values.astype(np.float16)
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
     return str(folder)
 
 
-class Traffic:
-    """Requests to a runtime of `names`, of which NUM_ADAPTERS are resident."""
-
-    def __init__(self, runtime: plait.Runtime, names: Sequence[str], seed: int = 0) -> None:
-        self._client, self.names, self._random = runtime.client, names, random.Random(seed)
-        weights = [1 / (place + 1) for place in range(len(names))]
-        self._cumulative = list(itertools.accumulate(weights))
-
-    def by_zipf(self) -> str:
-        """A name, drawn by Zipf's law."""
-        return self._random.choices(self.names, cum_weights=self._cumulative)[0]
-
-    def ask(self, name: str, max_tokens: int) -> Call:
-        """Starts a request with a prompt of its own."""
-        session = self._client.open_session(adapter=name)
-        session.append_tokens([self._random.randrange(100, 5000) for _ in range(32)])
-        call = session.generate(sampling_params(max_tokens=max_tokens, ignore_eos=True, temperature=0))
-        session.close()
-        return call
-
-    def tokens_per_s(self, name_of: Callable[[], str], num_requests: int) -> float:
-        """The output tokens a second of CLIENTS clients that each wait for an answer before they ask again."""
-        began = time.perf_counter()
-        with ThreadPoolExecutor(CLIENTS) as pool:
-            for _ in pool.map(lambda _: self.ask(name_of(), OUTPUT).result(600), range(num_requests)):
-                pass
-        return num_requests * OUTPUT / (time.perf_counter() - began)
-
-    def p99_between_tokens(self, name_of: Callable[[], str], seconds: float) -> float:
-        """Milliseconds between two tokens of STREAMS streams with the first adapter, while another request begins
-        twice a second."""
-        streams = [self.ask(self.names[0], 100_000) for _ in range(STREAMS)]
-        times = list[list[float]]()
-        for stream in streams:
-            stamps = list[float]()
-            stream.add_listener(partial(lambda stamps: stamps.append(time.perf_counter()), stamps))
-            times.append(stamps)
-        time.sleep(1.0)
-        for stamps in times:
-            stamps.clear()
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            self.ask(name_of(), 1).result(600)
-            time.sleep(0.5)
-        for stream in streams:
-            stream.abort()
-        gaps = [1e3 * gap for stamps in times for gap in np.diff(stamps)]
-        return float(np.percentile(gaps, 99))
-
-
-def compare_beyond_slots(model: Path, options: argparse.Namespace) -> None:
-    """The second form."""
-    with tempfile.TemporaryDirectory() as folder:
-        names, paths = [f"a{i}" for i in range(options.registered)], dict[str, str]()
-        for number, name in enumerate(names):
-            paths[name] = write_adapter(Path(folder, name), model, options.rank, number, np.float16)
-            if not number:
-                check_room(folder, sum(file.stat().st_size for file in Path(folder, name).iterdir()) * len(names))
-        began = time.perf_counter()
-        with plait.Runtime(str(model), adapters=paths, max_adapters=NUM_ADAPTERS, progress=False) as runtime:
-            ready_s = time.perf_counter() - began
-            print(f"{model.name}, rank {options.rank}, {len(names)} adapters: ready in {ready_s:.1f} s")
-            traffic, absent = Traffic(runtime, names), itertools.cycle(names[NUM_ADAPTERS:])
-            present = itertools.cycle(names[1:NUM_ADAPTERS])
-            for name in names[:NUM_ADAPTERS]:
-                traffic.ask(name, 1).result(600)
-            pauses, rates = list[float](), list[float]()
-            for _ in range(options.pairs):
-                for name in names[1:NUM_ADAPTERS]:
-                    traffic.ask(name, 1).result(600)
-                beside = [
-                    traffic.p99_between_tokens(partial(next, those), options.seconds) for those in (present, absent)
-                ]
-                pauses.append(beside[1] / beside[0])
-                print(f"p99 between tokens {beside[0]:.1f} ms, while adapters are read {beside[1]:.1f} ms")
-            for _ in range(options.pairs):
-                one = traffic.tokens_per_s(lambda: names[0], options.requests)
-                many = traffic.tokens_per_s(traffic.by_zipf, options.requests)
-                rates.append(many / one)
-                print(f"tokens/s with one adapter {one:.0f}, by Zipf {many:.0f}")
-    print(f"medians: throughput {statistics.median(rates):.2f}, p99 {statistics.median(pauses):.2f}")
-
-
-def check_room(folder: str, needed: int) -> None:
-    """Ends the program if its files would take more than half of a disk's free space."""
-    free = shutil.disk_usage(folder).free
-    print(f"writing {needed / 1e6:,.0f} MB of adapters; {free / 1e6:,.0f} MB are free")
-    if needed > free / 2:
-        sys.exit("too many for this disk; set TMPDIR to a folder on a larger one, or lower --registered or --rank")
-
-
-def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--registered", type=int, metavar="N")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    options = parser.parse_args()
-    if options.registered and options.registered <= NUM_ADAPTERS:
-        parser.error(f"--registered is more than {NUM_ADAPTERS}")
-    model = locate_model(options.model)
-    if options.registered:
-        compare_beyond_slots(model, options)
-    else:
-        time_steps(model, options)
-
-
-def time_steps(model: Path, options: argparse.Namespace) -> None:
+def time_steps(model: Path, adapters: dict[str, str], options: argparse.Namespace) -> None:
     """The first form."""
-    with tempfile.TemporaryDirectory() as folder:
-        adapters = {f"a{i}": write_adapter(Path(folder, f"a{i}"), model, options.rank, i) for i in range(NUM_ADAPTERS)}
-        runner, _, _ = make_runner(engine_config(max_pages=32 * CONTEXT, adapters=adapters), model)
+    runner, _, _ = make_runner(engine_config(max_pages=32 * CONTEXT, adapters=adapters), model)
     assert runner.adapter_pool is not None
     digests = list(runner.adapter_pool.names.values())
     print(f"{model.name}, rank {options.rank}, {type(runner).__name__}: milliseconds of a step, times that of none")
@@ -201,6 +103,72 @@ def time_steps(model: Path, options: argparse.Namespace) -> None:
         medians = {name: statistics.median(taken) for name, taken in seconds.items()}
         figures = (f"{name} {1e3 * median:.2f} ({median / medians['none']:.2f})" for name, median in medians.items())
         print(f"{rows:2} rows: {', '.join(figures)}")
+
+
+class Traffic:
+    """Requests with prompts of their own."""
+
+    def __init__(self, runtime: plait.Runtime) -> None:
+        self._client, self._random = runtime.client, random.Random(0)
+
+    def ask(self, name: str, max_tokens: int) -> Call:
+        session = self._client.open_session(adapter=name)
+        session.append_tokens([self._random.randrange(100, 5000) for _ in range(32)])
+        call = session.generate(sampling_params(max_tokens=max_tokens, ignore_eos=True, temperature=0))
+        session.close()
+        return call
+
+    def ask_each(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.ask(name, 1).result(600)
+
+    def tokens_per_s(self, names: Sequence[str]) -> float:
+        """Of CLIENTS clients that each wait for an answer before they ask again."""
+        began = time.perf_counter()
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            list(pool.map(lambda name: self.ask(name, OUTPUT).result(600).token_ids, names))
+        return len(names) * OUTPUT / (time.perf_counter() - began)
+
+    def p99_between_tokens(self, stream_name: str, name_of: Callable[[], str], seconds: float) -> float:
+        """Milliseconds between two tokens of STREAMS streams, while another request begins twice a second."""
+        streams, times = [self.ask(stream_name, 100_000) for _ in range(STREAMS)], list[list[float]]()
+        for stream in streams:
+            times.append([])
+            stream.add_listener(partial(lambda stamps: stamps.append(time.perf_counter()), times[-1]))
+        time.sleep(1.0)
+        for stamps in times:
+            stamps.clear()
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            self.ask_each([name_of()])
+            time.sleep(0.5)
+        for stream in streams:
+            stream.abort()
+        return float(np.percentile([1e3 * gap for stamps in times for gap in np.diff(stamps)], 99))
+
+
+def compare_beyond_slots(model: Path, paths: dict[str, str], options: argparse.Namespace) -> None:
+    """The second form."""
+    names, draw, pauses, rates = list(paths), random.Random(0), list[float](), list[float]()
+    weights = [1 / (place + 1) for place in range(len(names))]
+    held, absent = names[:NUM_ADAPTERS], itertools.cycle(names[NUM_ADAPTERS:])
+    with plait.Runtime(str(model), adapters=paths, max_adapters=NUM_ADAPTERS, progress=False) as runtime:
+        traffic = Traffic(runtime)
+        for _ in range(options.pairs):
+            traffic.ask_each(held)
+            present = itertools.cycle(held[1:])
+            quiet, reading = (
+                traffic.p99_between_tokens(held[0], partial(next, those), options.seconds)
+                for those in (present, absent)
+            )
+            pauses.append(reading / quiet)
+            print(f"p99 between tokens {quiet:.1f} ms, while adapters are read {reading:.1f} ms", flush=True)
+        for _ in range(options.pairs):
+            one = traffic.tokens_per_s(held[:1] * options.requests)
+            many = traffic.tokens_per_s(draw.choices(names, weights, k=options.requests))
+            rates.append(many / one)
+            print(f"tokens/s with one adapter {one:.0f}, by Zipf {many:.0f}", flush=True)
+    print(f"medians: throughput {statistics.median(rates):.2f}, p99 {statistics.median(pauses):.2f}")
 
 
 if __name__ == "__main__":

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common.options import parsed
 
-sys.path.insert(0, str(Path(__file__).parent))  # the attacker is started with -P
-from common.expensive_constraints import EXPENSIVE_SPECS
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "constrained"))
+from expensive_specs import EXPENSIVE_SPECS
 
 from plait.constrained import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
 from plait.runtime.client.call import Call
@@ -37,39 +38,55 @@ from plait.runtime.process.runtime import Runtime
 from plait.runtime.sampling_params import sampling_params
 
 SETTLE_S = 1.0  # after the first bomb, before anything is measured
+SIZES = (8, 200)  # fields of the second key's schemas
 SAME_STEP_S = 0.001  # pieces that arrive closer together are tokens of one step
 
 
 @dataclass
 class Times:
-    """Seconds that one side of a pair measured."""
+    """Seconds that one side of a pair measured.
 
-    gaps: list[float] = field(default_factory=list)  # between the tokens of two steps of a stream
-    small: list[float] = field(default_factory=list)  # until the first token under a small schema
-    large: list[float] = field(default_factory=list)
+    `gaps`: between the tokens of two steps of a stream. `waits`: until the first token under a schema, by its fields.
+    """
+
+    gaps: list[float] = field(default_factory=list)
+    waits: dict[int, list[float]] = field(default_factory=lambda: {size: [] for size in SIZES})
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each side of a pair")
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--in-flight", type=int, default=8, help="expensive constraints that wait at any time")
-    parser.add_argument("--attack", metavar="ADDRESS", help="be the attacker of this runtime, until a line comes in")
-    options = parser.parse_args(arguments)
+def main() -> None:
+    options = parsed(__doc__, pairs=10, seconds=20.0, streams=8, in_flight=8, attack=None)
     if options.attack:
         attack(options.attack, options.in_flight)
         return
     with Runtime() as runtime:
         start(runtime.client, "b", 1, JsonSchema({"type": "null"})).result()
-        pairs = list[tuple[Times, Times]]()
+        pairs = list[list[Times]]()
         for number in range(options.pairs):
-            sides = {
-                is_attacked: side(runtime, options, is_attacked) for is_attacked in (number % 2 == 1, number % 2 == 0)
-            }
-            pairs.append((sides[False], sides[True]))
-            show(*pairs[-1])
-    summary(pairs)
+            order = (False, True) if number % 2 else (True, False)
+            sides = {is_attacked: side(runtime, options, is_attacked) for is_attacked in order}
+            pairs.append([sides[False], sides[True]])
+            for name, times in zip(("quiet", "attacked"), pairs[-1], strict=True):
+                show(name, times)
+    for percent in (50, 99):
+        ratios = [
+            np.percentile(attacked.gaps, percent) / np.percentile(quiet.gaps, percent) for quiet, attacked in pairs
+        ]
+        spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"p{percent} between tokens, attacked over quiet: {np.median(ratios):.3f} {spread}")
+    for size in SIZES:
+        more = [1e3 * (np.median(attacked.waits[size]) - np.median(quiet.waits[size])) for quiet, attacked in pairs]
+        print(
+            f"a schema of {size} fields waits longer by {np.median(more):.0f} ms ({min(more):.0f} to {max(more):.0f})"
+        )
+
+
+def show(name: str, times: Times) -> None:
+    p50, p99 = 1e3 * np.percentile(times.gaps, [50, 99])
+    waits = ", ".join(
+        f"a schema of {size} fields {1e3 * np.median(found):.0f} ms (at most {1e3 * max(found):.0f})"
+        for size, found in times.waits.items()
+    )
+    print(f"{name:9} between tokens p50 {p50:6.1f}, p99 {p99:6.1f} ms of {len(times.gaps)}; {waits}", flush=True)
 
 
 def start(client: Client, tenant: str, max_tokens: int, constraint: Spec | None = None, **fields: Any) -> Call:
@@ -81,12 +98,10 @@ def start(client: Client, tenant: str, max_tokens: int, constraint: Spec | None 
 
 
 def side(runtime: Runtime, options: argparse.Namespace, is_attacked: bool) -> Times:
-    command = [sys.executable, "-P", __file__, "--attack", str(runtime.address), "--in-flight", str(options.in_flight)]
-    attacker = None
+    command = [sys.executable, __file__, "--attack", str(runtime.address), "--in-flight", str(options.in_flight)]
     if is_attacked:
-        attacker = subprocess.Popen(
-            ["nice", "-n", "19", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        command, pipe = ["nice", "-n", "19", *command], subprocess.PIPE
+        attacker = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         assert attacker.stdout is not None
         if not attacker.stdout.readline():
             raise RuntimeError("the attacker did not begin")
@@ -97,7 +112,7 @@ def side(runtime: Runtime, options: argparse.Namespace, is_attacked: bool) -> Ti
         sides.append(pool.submit(ask, runtime.client, until, times))
     for one in sides:
         one.result()
-    if attacker is not None:
+    if is_attacked:
         attacker.communicate("enough\n", timeout=60)
         if attacker.returncode:
             raise RuntimeError("the attacker failed")
@@ -124,11 +139,11 @@ _numbers = itertools.count()
 def ask(client: Client, until: float, times: Times) -> None:
     """Asks for a token under a new schema, twice a second, and notes how long that takes."""
     while time.perf_counter() < until:
-        for waits, num_fields in ((times.small, 8), (times.large, 200)):
+        for size in SIZES:
             begun = time.perf_counter()
             with contextlib.suppress(CallFailed):
-                start(client, "b", 1, honest(next(_numbers), num_fields)).result()
-            waits.append(time.perf_counter() - begun)
+                start(client, "b", 1, honest(next(_numbers), size)).result()
+            times.waits[size].append(time.perf_counter() - begun)
             time.sleep(max(0.0, begun + 0.5 - time.perf_counter()))
 
 
@@ -163,38 +178,17 @@ def attack(address: str, in_flight: int) -> None:
 
 def unlike_others(spec: Spec, number: int) -> Spec:
     """Returns a spec of about the same cost that no cache has an answer for."""
-    if isinstance(spec, JsonSchema):
-        return JsonSchema(f'{{"$comment":"{number}",{spec.text[1:]}')
-    if isinstance(spec, Regex):
-        return Regex(f"(?:{spec.pattern})|{number}")
-    if isinstance(spec, Choices):
-        return Choices((*spec.choices, str(number)))
-    if isinstance(spec, Ebnf):
-        return Ebnf(f"{spec.grammar}\n# {number}\n")
+    match spec:
+        case JsonSchema():
+            return JsonSchema(f'{{"$comment":"{number}",{spec.text[1:]}')
+        case Regex():
+            return Regex(f"(?:{spec.pattern})|{number}")
+        case Choices():
+            return Choices((*spec.choices, str(number)))
+        case Ebnf():
+            return Ebnf(f"{spec.grammar}\n# {number}\n")
     assert isinstance(spec, Lark)
     return Lark(f"{spec.grammar}\n// {number}\n")
-
-
-def show(quiet: Times, attacked: Times) -> None:
-    for name, times in (("quiet", quiet), ("attacked", attacked)):
-        p50, p99 = 1e3 * np.percentile(times.gaps, [50, 99])
-        waits = ", ".join(
-            f"a {size} schema {1e3 * np.median(found):.0f} ms (at most {1e3 * max(found):.0f})"
-            for size, found in (("small", times.small), ("large", times.large))
-        )
-        print(f"{name:9} between tokens p50 {p50:6.1f}, p99 {p99:6.1f} ms of {len(times.gaps)}; {waits}", flush=True)
-
-
-def summary(pairs: list[tuple[Times, Times]]) -> None:
-    for percent in (50, 99):
-        ratios = [
-            np.percentile(attacked.gaps, percent) / np.percentile(quiet.gaps, percent) for quiet, attacked in pairs
-        ]
-        spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"p{percent} between tokens, attacked over quiet: {np.median(ratios):.3f} {spread}")
-    for name in ("small", "large"):
-        more = [1e3 * (np.median(getattr(b, name)) - np.median(getattr(a, name))) for a, b in pairs]
-        print(f"a {name} schema waits longer by {np.median(more):.0f} ms ({min(more):.0f} to {max(more):.0f})")
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@
                              [--small]
 
 Servers run one after the other; each is ended before the next starts. A figure is the median of `--repeat` runs, with
-its share of the machine's limit (see `server_comparison/roofline.py`). `--small` only tests the script. Run it with
+its share of the machine's limit (see `server_comparison/roofline.py`). `--weights`: a server of plait for each format.
+`--small` only tests the script. Run it with
 nothing else on the machine. `server_comparison/servers.py` describes the file of peers.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from common.options import parsed
 from common.signals import unwind_on_signal
 from server_comparison.client import ServerError
 from server_comparison.roofline import Machine, Model, describe, measure, processor_name
@@ -33,13 +34,7 @@ WEIGHT_BITS = {"bf16": 16.0, "int8": 9.0, "int4": 5.0}  # a block of 32 has 4 by
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--peers", type=Path, help="a TOML file of servers")
-    parser.add_argument("--weights", default="as-stored,bf16", help="plait's weight formats; a server each")
-    parser.add_argument("--only", help="workloads, by name")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--small", action="store_true")
-    options = parser.parse_args()
+    options = parsed(__doc__, peers=None, weights="as-stored,bf16", only=None, repeat=3, small=False)
     unwind_on_signal()
     size = SMALL if options.small else FULL
     works = {name: WORKLOADS[name] for name in options.only.split(",")} if options.only else WORKLOADS
@@ -47,7 +42,7 @@ def main() -> int:
     machine = measure()
     print(f"limits: {machine.read_b_s / 1e9:.1f} GB/s read, {machine.bf16_flop_s / 1e9:.0f} GFLOP/s bf16", flush=True)
     servers = [own_server(form) for form in filter(None, options.weights.split(","))]
-    servers += read_servers(options.peers) if options.peers else []
+    servers += read_servers(Path(options.peers)) if options.peers else []
     comparison = Comparison(works, size, options.repeat, machine, model)
     results = {server.name: asyncio.run(comparison.measure(server)) for server in servers}
     when = time.strftime("%Y-%m-%d")

@@ -20,7 +20,6 @@ else on the machine.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import os
@@ -33,6 +32,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from common.options import parsed
 from common.steps import random_texts, step_batch
 from random_models import make_file
 from server_comparison.roofline import processor_name, read_bytes_per_s
@@ -47,46 +47,9 @@ PROMPT, STREAMS = 512, 16
 SHAPES = [(1, 1, 100), (1, 1, 1000), (4, 1, 200), (16, 1, 200), (64, 1, 200), (1, 256, 256), (1, 256, 1024)]
 FIRST_S = 10.0  # after a start, whose gaps are measured
 BESIDE = " beside"
+COLUMNS = ("model", "engine", "one stream", "language", "HTTP", "prompt of 512", "16 streams", "load")
 Average = Callable[[list[float]], float]
 LLAMA_CPP = Path(__file__).with_name("llama_cpp_speed.py")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", default="1b:Q4_K_M,1b:Q4_0,1b:Q8_0")
-    parser.add_argument("--files", default="", help="other GGUF files to measure")
-    parser.add_argument("--llama", help="a Python with xllamacpp")
-    parser.add_argument("--repeat", type=int, default=3, help="rounds; the medians are printed")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "plait-cpu-models")
-    parser.add_argument("--beside", type=int, metavar="NICE", help="also beside a busy process")
-    parser.add_argument("--steps", action="store_true", help="only steps of several shapes")
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    files = [make_file(options.folder, *row.split(":")) for row in filter(None, options.rows.split(","))]
-    files += [
-        Path(locate_model(None) if file == "embedded" else file) for file in filter(None, options.files.split(","))
-    ]
-    print(f"{processor_name()}, {len(os.sched_getaffinity(0))} processors\n")
-    if options.steps:
-        for path in files:
-            print_steps(path)
-        return
-    print(
-        "| model | engine | one stream | language | HTTP | prompt of 512 | 16 streams | load | of the reading limit |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
-    for path in files:
-        rounds: dict[str, list[Figures]] = {}
-        for _ in range(options.repeat):
-            measure_round(path, options.llama, None, rounds)
-            if options.beside is not None:
-                measure_round(path, options.llama, options.beside, rounds)
-        medians = {name: Figures(*map(statistics.median, zip(*of, strict=True))) for name, of in rounds.items()}
-        for name, figures in medians.items():
-            print_row(path.stem, name, figures)
-            if (alone := medians.get(name.removesuffix(BESIDE), figures)) is not figures:
-                shares = [f"{now / before:.0%}" if before else "-" for now, before in zip(figures, alone, strict=True)]
-                print(f"| | kept | {' | '.join(shares[:5])} | | |", flush=True)
 
 
 class Figures(NamedTuple):
@@ -99,6 +62,41 @@ class Figures(NamedTuple):
     many: float
     load: float
     share: float
+
+
+def main() -> None:
+    folder = Path(tempfile.gettempdir()) / "plait-cpu-models"
+    more = {"folder": folder, "beside": -1, "steps": False}
+    options = parsed(__doc__, rows="1b:Q4_K_M,1b:Q4_0,1b:Q8_0", files="", llama=None, repeat=3, **more)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    paths = [make_file(options.folder, *row.split(":")) for row in filter(None, options.rows.split(","))]
+    files = filter(None, options.files.split(","))
+    paths += [Path(locate_model(None) if file == "embedded" else file) for file in files]
+    print(f"{processor_name()}, {len(os.sched_getaffinity(0))} processors\n")
+    if options.steps:
+        for path in paths:
+            print_steps(path)
+        return
+    print_row(*COLUMNS, "of the reading limit")
+    print_row(*["---"] * 9)
+    for path in paths:
+        rounds: dict[str, list[Figures]] = {}
+        for _ in range(options.repeat):
+            measure_round(path, options.llama, None, rounds)
+            if options.beside >= 0:
+                measure_round(path, options.llama, options.beside, rounds)
+        medians = {name: Figures(*map(statistics.median, zip(*of, strict=True))) for name, of in rounds.items()}
+        for name, (one, language, http, prompt, many, load, share) in medians.items():
+            ways = [f"{rate:.1f} ({rate / (one or math.inf):.0%})" if rate else "-" for rate in (language, http)]
+            rates = [f"{one:.1f} tok/s", *ways, f"{prompt:.0f} tok/s", f"{many:.1f} tok/s"]
+            print_row(path.stem, name, *rates, f"{load:.1f} s", f"{share:.0%}")
+            if name.endswith(BESIDE):
+                pairs = zip(medians[name], medians[name.removesuffix(BESIDE)], strict=True)
+                print_row("", "kept", *[f"{now / before:.0%}" if before else "-" for now, before in pairs][:5], "", "")
+
+
+def print_row(*cells: str) -> None:
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def measure_round(path: Path, llama: str | None, nice: int | None, rounds: dict[str, list[Figures]]) -> None:
@@ -125,13 +123,6 @@ def busy_process(nice: int) -> Iterator[None]:
         process.wait()
 
 
-def print_row(model: str, engine: str, figures: Figures) -> None:
-    one = figures.one or math.inf
-    way = " | ".join(f"{rate:.1f} ({rate / one:.0%})" if rate else "-" for rate in (figures.language, figures.http))
-    more = f"{figures.many:.1f} tok/s | {figures.load:.1f} s | {figures.share:.0%}"
-    print(f"| {model} | {engine} | {figures.one:.1f} tok/s | {way} | {figures.prompt:.0f} tok/s | {more} |", flush=True)
-
-
 def measure_llama(python: str, path: Path, limit: float) -> Figures:
     """Returns the row's figures of llama.cpp. `limit`: the seconds that reading the weights takes."""
     command = [python, str(LLAMA_CPP), str(path), str(len(os.sched_getaffinity(0)))]
@@ -153,7 +144,13 @@ def measure_plait(path: Path, average: Average) -> Figures:
     one = step_seconds(runner, 1, 1, 200, 25, average)
     many = STREAMS / step_seconds(runner, STREAMS, 1, 200, 25, average)
     limit = weight_bytes(runner) / read_bytes_per_s(len(os.sched_getaffinity(0)))
-    language, http = measure_way(path, runner)
+    shares = []
+    with WholeWay.started(str(path), FIRST_S) as way:
+        print(f"{path.stem}: in the first {FIRST_S:g} s p99.9 / median and longest gap{way.gaps}", file=sys.stderr)
+        for _ in range(3):
+            step = step_seconds(runner, 1, 1, 200, 100, statistics.fmean)
+            shares.append((way.language() * step, way.http() * step))
+    language, http = map(statistics.median, zip(*shares, strict=True))
     return Figures(1 / one, language / one, http / one, prompt, many, load, limit / one)
 
 
@@ -173,18 +170,6 @@ def print_steps(path: Path) -> None:
         print(f"{path.stem}, {text}, {rows * new / seconds:6.0f} tok/s", flush=True)
 
 
-def measure_way(path: Path, runner: PackedCpuRunner) -> tuple[float, float]:
-    """The shares of the step's speed that one stream keeps through the language and through HTTP; prints the gaps."""
-    shares = []
-    with WholeWay.started(str(path), FIRST_S) as way:
-        print(f"{path.stem}: in the first {FIRST_S:g} s p99.9 / median and longest gap{way.gaps}", file=sys.stderr)
-        for _ in range(3):
-            step = step_seconds(runner, 1, 1, 200, 100, statistics.fmean)
-            shares.append((way.language() * step, way.http() * step))
-    language, http = map(statistics.median, zip(*shares, strict=True))
-    return language, http
-
-
 def step_seconds(
     runner: PackedCpuRunner, rows: int, new: int, length: int, steps: int, average: Average = statistics.median
 ) -> float:
@@ -201,12 +186,9 @@ def weight_bytes(runner: PackedCpuRunner) -> int:
     """Returns the bytes of the packed weights that a token needs."""
     weights, experts = runner.model.weights, runner.model.weights.experts
     used = experts.experts_per_token / experts.num_experts if experts else 1.0
-    layers = (
-        sum(part.data.nbytes for part in (*layer.qkv, layer.output))
-        + int(used * (layer.gate_up.data.nbytes + layer.down.data.nbytes))
-        for layer in weights.layers
-    )
-    return sum(layers) + weights.head.data.nbytes
+    attention = sum(part.data.nbytes for layer in weights.layers for part in (*layer.qkv, layer.output))
+    mlp = sum(layer.gate_up.data.nbytes + layer.down.data.nbytes for layer in weights.layers)
+    return attention + int(used * mlp) + weights.head.data.nbytes
 
 
 if __name__ == "__main__":

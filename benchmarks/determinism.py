@@ -13,13 +13,15 @@ A run that ran out of minutes is continued with `--first`. A trial that raises (
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from contextlib import ExitStack
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from common.options import parsed
 
 from plait.runtime.client.call import Call
 from plait.runtime.process.engine import Engine
@@ -35,8 +37,7 @@ TIMEOUT_S = 120.0
 COST_ROWS, COST_TOKENS, COST_ROUNDS = (1, 16), 48, 4
 
 
-@dataclass(frozen=True)
-class TrialRequest:
+class TrialRequest(NamedTuple):
     """A prompt and its sampling parameters."""
 
     prompt: list[int]
@@ -44,16 +45,7 @@ class TrialRequest:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--weights", default="bf16,as-stored")
-    parser.add_argument("--trials", type=int, default=1000, help="for each weight format")
-    parser.add_argument("--minutes", type=float, default=60.0, help="time limit for each weight format")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first trial")
-    parser.add_argument(
-        "--loose", action="store_true", help="without deterministic, to check that differences are found"
-    )
-    parser.add_argument("--cost", action="store_true", help="measure only the cost in throughput")
-    options = parser.parse_args()
+    options = parsed(__doc__, weights="bf16,as-stored", trials=1000, minutes=60.0, first=0, loose=False, cost=False)
     forms = options.weights.split(",")
     if options.cost:
         for form in forms:
@@ -64,17 +56,14 @@ def main() -> int:
     return int(any(differ))
 
 
-# -- trials -------------------------------------------------------------------------------------------
-
-
 def run_trials(form: str, deterministic: bool, trials: range, minutes: float) -> bool:
     """Runs trials and prints each that differs, and a summary. Returns whether any does."""
     start_s, kinds, differing = time.monotonic(), Counter[str](), list[int]()
-    engines = {
-        name: Engine(weights=form, deterministic=deterministic, **settings)  # type: ignore[arg-type]
-        for name, settings in ENGINES.items()
-    }
-    try:
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(Engine(weights=form, deterministic=deterministic, **settings))  # type: ignore[arg-type]
+            for name, settings in ENGINES.items()
+        }
         for number in trials:
             if time.monotonic() - start_s > 60 * minutes:
                 break
@@ -84,9 +73,6 @@ def run_trials(form: str, deterministic: bool, trials: range, minutes: float) ->
                 differing.append(number)
                 print(f"{form}: trial {number} ({kind}) differs: {difference}", flush=True)
         retractions = engines["few pages"].client.status().retractions
-    finally:
-        for engine in engines.values():
-            engine.shutdown()
     of_kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
     text = f"{len(differing)} of {kinds.total()} trials differ {differing or ''}"
     print(f"{form}: {text} ({time.monotonic() - start_s:.0f} s; {of_kinds}; {retractions} retractions)", flush=True)
@@ -110,16 +96,13 @@ def run_trial(engines: dict[str, Engine], draw: random.Random) -> tuple[str, str
     size = min(64, round(2 ** draw.uniform(1, 6.2)))
     lengths = (24,) if name == "few pages" else (1, 4, 16)  # longer than the pages reserved for each request
     others = [random_request(draw, target.prompt, draw.choice(lengths)) for _ in range(size - 1)]
-    batch = [*others, target]
-    draw.shuffle(batch)
-    calls = [start(engine, request) for request in batch]
-    in_batch = outcome(calls[next(i for i, request in enumerate(batch) if request is target)])
+    place = draw.randint(0, len(others))
+    calls = [start(engine, request) for request in [*others[:place], target, *others[place:]]]
+    in_batch = outcome(calls[place])
     for call in calls:
         call.result(TIMEOUT_S)
     kind = f"{name}, {'warm' if warm else 'cold'}"
-    if len(alone) != len(in_batch):
-        return kind, f"{len(alone)} tokens alone, {len(in_batch)} in a batch of {size}"
-    pairs = zip(alone, in_batch, strict=True)
+    pairs = zip_longest(alone, in_batch)
     return kind, next((f"{a!r} alone, {b!r} in a batch of {size}" for a, b in pairs if a != b), "")
 
 
@@ -154,30 +137,22 @@ def outcome(call: Call) -> list[Any]:
     return [(entry.token_id, entry.logprob.hex(), [(t, p.hex()) for t, p in entry.top]) for entry in result.logprobs]
 
 
-# -- cost ---------------------------------------------------------------------------------------------
-
-
 def cost(form: str) -> None:
     """Prints tokens per second with and without `deterministic`, the best of alternating rounds."""
     with Engine(weights=form) as plain, Engine(weights=form, deterministic=True) as fixed:  # type: ignore[arg-type]
         for rows in COST_ROWS:
             rounds = [[tokens_per_second(engine, rows) for engine in (plain, fixed)] for _ in range(COST_ROUNDS)]
-            best = [max(rates) for rates in zip(*rounds, strict=True)]
-            print(
-                f"{form}, {rows:2} rows: {best[0]:.0f} tokens/s, deterministic {best[1]:.0f} "
-                f"({best[1] / best[0] - 1:+.1%})",
-                flush=True,
-            )
+            free, same = (max(rates) for rates in zip(*rounds, strict=True))
+            rates = f"{free:.0f} tokens/s, deterministic {same:.0f} ({same / free - 1:+.1%})"
+            print(f"{form}, {rows:2} rows: {rates}", flush=True)
 
 
 def tokens_per_second(engine: Engine, rows: int) -> float:
-    sampling = sampling_params(max_tokens=COST_TOKENS, temperature=0, ignore_eos=True)
-    requests = [TrialRequest([300 + row, *range(1000, 1030)], sampling) for row in range(rows)]
-    for call in [start(engine, TrialRequest(request.prompt, sampling_params(max_tokens=1))) for request in requests]:
-        call.result(TIMEOUT_S)  # caches the prompts, so that only decoding is measured
-    start_s = time.perf_counter()
-    for call in [start(engine, request) for request in requests]:
-        call.result(TIMEOUT_S)
+    texts = [[300 + row, *range(1000, 1030)] for row in range(rows)]
+    for max_tokens in (1, COST_TOKENS):  # the first caches the prompts, so that only decoding is measured
+        sampling, start_s = sampling_params(max_tokens=max_tokens, temperature=0, ignore_eos=True), time.perf_counter()
+        for call in [start(engine, TrialRequest(text, sampling)) for text in texts]:
+            call.result(TIMEOUT_S)
     return rows * COST_TOKENS / (time.perf_counter() - start_s)
 
 

@@ -11,12 +11,14 @@ Decoding is greedy, so all give the same tokens except for rounding. The model i
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
+
+from common.options import parsed
 
 from plait.constrained import JsonSchema
 from plait.runtime.client.client import Client
@@ -48,62 +50,35 @@ def report(items, rate):
     print("total:", total(items, rate))
     print("mean:", mean(items, rate))
 """
-
-
-def chat_prompt(request: str, answer: str = "") -> str:
-    return f"<|im_start|>user\nRequest {{number}}: {request}<|im_end|>\n<|im_start|>assistant\n{answer}"
-
-
-PROMPTS = {
-    "a quote from a document": f'{{number}}. {DOCUMENT}\n\nThe document says: "The lighthouse at Cape Merrow was',
-    "a story": "{number}. Once upon a time, in a village between two mountains, a girl could talk to the wind.",
-    "an answer": "{number}. Question: Why is the sky blue during the day and red in the evening?\nAnswer:",
-    "an explanation": chat_prompt("Explain how a bicycle stays upright."),
-}
+CHAT = "<|im_start|>user\nRequest {number}: {request}<|im_end|>\n<|im_start|>assistant\n"
 SETTINGS = {"none": {"drafts": ()}, "lookup": {"drafts": ("prompt",)}, "all": {}}
 NAMES, SURNAMES = ("Ada", "Boris", "Carla", "Dmitri", "Elena", "Farid"), ("Lindqvist", "Okafor", "Moreau", "Tanaka")
 ROLES = ("engineer", "designer", "accountant", "lawyer")
 CITIES = {"Lisbon": "Portugal", "Lyon": "France", "Osaka": "Japan", "Oslo": "Norway", "Porto": "Portugal"}
-PERSON = JsonSchema(
-    {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string"},
-            "age": {"type": "integer"},
-            "role": {"enum": [*ROLES, "other"]},
-            "city": {"type": "string"},
-            "country": {"type": "string"},
-            "email": {"type": "string"},
-            "is_employed": {"type": "boolean"},
-        },
-        "required": ["name", "age", "role", "city", "country", "email", "is_employed"],
-    }
-)
+TEXT = {"type": "string"}
+FIELDS = {"name": TEXT, "age": {"type": "integer"}, "role": {"enum": [*ROLES, "other"]}, "city": TEXT, "country": TEXT}
+FIELDS |= {"email": TEXT, "is_employed": {"type": "boolean"}}
+
+
+def record(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+PERSON = JsonSchema(record(FIELDS))
 TOOLS = {
-    "search_flights": {"origin": list(CITIES), "destination": list(CITIES), "date": "2026-12-{day:02}"},
-    "book_hotel": {"city": list(CITIES), "nights": "{nights}", "date": "2026-12-{day:02}"},
-    "get_weather": {"city": list(CITIES), "date": "2026-12-{day:02}"},
+    "search_flights": ("origin", "destination", "date"),
+    "book_hotel": ("city", "nights", "date"),
+    "get_weather": ("city", "date"),
 }
-CALL = JsonSchema(
-    {
-        "anyOf": [
-            {
-                "type": "object",
-                "properties": {
-                    "tool": {"const": tool},
-                    "arguments": {
-                        "type": "object",
-                        "properties": {name: {"type": "string"} for name in arguments},
-                        "required": list(arguments),
-                    },
-                },
-                "required": ["tool", "arguments"],
-            }
-            for tool, arguments in TOOLS.items()
-        ]
-    }
-)
+CALLS = [
+    record({"tool": {"const": tool}, "arguments": record(dict.fromkeys(names, TEXT))}) for tool, names in TOOLS.items()
+]
+CALL = JsonSchema({"anyOf": CALLS})
 Work = tuple[str, JsonSchema | None]  # a prompt, and what its answer has to match
+
+
+def one_prompt(prompt: str) -> Callable[[int], Iterator[Work]]:
+    return lambda count: ((prompt.format(number=number), None) for number in range(count))
 
 
 def extraction(count: int) -> Iterator[Work]:
@@ -114,50 +89,50 @@ def extraction(count: int) -> Iterator[Work]:
             f"{name} is {rng.randint(20, 64)} years old, lives in {city}, {CITIES[city]}, and works as "
             f"{rng.choice(ROLES)}. Mail: {name.lower().replace(' ', '.')}@example.com"
         )
-        yield chat_prompt(f"Extract the person of this record as JSON.\n{text}").format(number=number), PERSON
+        yield CHAT.format(number=number, request=f"Extract the person of this record as JSON.\n{text}"), PERSON
 
 
 def agent(count: int) -> Iterator[Work]:
     rng = random.Random(1)
+    tools = "; ".join(f"{tool}({', '.join(names)})" for tool, names in TOOLS.items())
     for number in range(count):
-        cities, day = rng.sample(list(CITIES), 2), rng.randint(1, 28)
+        cities, date = rng.sample(list(CITIES), 2), f"2026-12-{rng.randint(1, 28):02}"
         task = rng.choice(
             [
-                f"Find a flight from {cities[0]} to {cities[1]} on 2026-12-{day:02}.",
-                f"Book a hotel in {cities[0]} for {rng.randint(1, 5)} nights from 2026-12-{day:02}.",
-                f"How is the weather in {cities[0]} on 2026-12-{day:02}?",
+                f"Find a flight from {cities[0]} to {cities[1]} on {date}.",
+                f"Book a hotel in {cities[0]} for {rng.randint(1, 5)} nights from {date}.",
+                f"How is the weather in {cities[0]} on {date}?",
             ]
         )
-        tools = "; ".join(f"{tool}({', '.join(arguments)})" for tool, arguments in TOOLS.items())
-        yield chat_prompt(f"Tools: {tools}. Answer with one call as JSON. {task}").format(number=number), CALL
+        request = f"Tools: {tools}. Answer with one call as JSON. {task}"
+        yield CHAT.format(number=number, request=request), CALL
 
 
 def edits(count: int) -> Iterator[Work]:
     changes = ("Rename `result` to `amount`", "Add a docstring to `mean`", "Round the mean", "Print the rate too")
     for number in range(count):
         request = f"{changes[number % len(changes)]}:\n```python\n{CODE}```"
-        yield chat_prompt(request, "```python\n").format(number=number), None
+        yield CHAT.format(number=number, request=request) + "```python\n", None
 
 
+PROMPTS = {
+    "a quote from a document": f'{{number}}. {DOCUMENT}\n\nThe document says: "The lighthouse at Cape Merrow was',
+    "a story": "{number}. Once upon a time, in a village between two mountains, a girl could talk to the wind.",
+    "an answer": "{number}. Question: Why is the sky blue during the day and red in the evening?\nAnswer:",
+    "an explanation": CHAT.replace("{request}", "Explain how a bicycle stays upright."),
+}
 MANY: dict[str, Callable[[int], Iterator[Work]]] = {"extraction": extraction, "agent": agent, "edits": edits}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds of each prompt")
-    parser.add_argument("--streams", default="1", help="concurrent texts, several numbers with commas")
-    parser.add_argument("--records", type=int, default=200, help="calls of the extraction, the agent and the edits")
-    parser.add_argument("--only", default="", help="part of the names of the workloads that are run")
-    options = parser.parse_args()
+    options = parsed(__doc__, only="", rounds=3, streams="1", records=200)
     engines = {name: Engine(**settings) for name, settings in SETTINGS.items()}
     for streams in map(int, options.streams.split(",")):
-        for name, prompt in PROMPTS.items():
+        few = {name: one_prompt(prompt)(streams * (options.rounds + 1)) for name, prompt in PROMPTS.items()}
+        many = {name: works_of(options.records) for name, works_of in MANY.items()}
+        for name, works in (few | many).items():
             if options.only in name:
-                works = [(prompt.format(number=number), None) for number in range(streams * (options.rounds + 1))]
-                compare(name, works, engines, streams)
-        for name, make_works in MANY.items():
-            if options.only in name:
-                compare(name, list(make_works(options.records)), engines, streams)
+                compare(name, list(works), engines, streams)
     for engine in engines.values():
         engine.shutdown()
 

@@ -12,15 +12,12 @@ import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 PROMPT, STEPS, STREAMS = 512, 24, 16
 
 
-def main() -> None:
-    print(*measure(sys.argv[1], int(sys.argv[2])))
-
-
-def measure(path: str, threads: int) -> tuple[float, ...]:
+def main(path: str, threads: str) -> None:
     """llama.cpp's own server in this process, and the times that it reports with its answers."""
     import xllamacpp
 
@@ -28,33 +25,23 @@ def measure(path: str, threads: int) -> tuple[float, ...]:
     params.model.path = path
     params.n_ctx, params.n_parallel, params.n_batch = STREAMS * 384, STREAMS, PROMPT
     params.kv_unified = True
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
     start = time.perf_counter()
     server = xllamacpp.Server(params)
     load = time.perf_counter() - start
-    prompt = [timings(server, PROMPT, 1, seed)["prompt_per_second"] for seed in range(3)]
-    one = [timings(server, 200, STEPS, seed)["predicted_per_second"] for seed in range(3)]
-    return sorted(one)[1], sorted(prompt)[1], many_streams(server), load
+    prompt = sorted(timings(server, PROMPT, 1, seed)["prompt_per_second"] for seed in range(3))[1]
+    one = sorted(timings(server, 200, STEPS, seed)["predicted_per_second"] for seed in range(3))[1]
+    with ThreadPoolExecutor(STREAMS) as pool:  # answers so long that the prompts before them count little
+        answers = pool.map(lambda seed: timings(server, 8, 4 * STEPS, seed)["predicted_per_second"], range(STREAMS))
+        print(one, prompt, sum(answers), load)
 
 
-def many_streams(server: object) -> float:
-    """Tokens a second of all streams together, from answers so long that the prompts before them count little."""
-    with ThreadPoolExecutor(STREAMS) as pool:
-        answers = list(pool.map(lambda seed: timings(server, 8, 4 * STEPS, seed), range(STREAMS)))
-    return sum(answer["predicted_per_second"] for answer in answers)
-
-
-def timings(server: object, prompt: int, new: int, seed: int) -> dict[str, float]:
-    request = {"prompt": text_of(prompt, seed), "n_predict": new, "temperature": 0} | dict(
-        cache_prompt=False, ignore_eos=True
-    )
-    answer = server.handle_completions(request)  # type: ignore[attr-defined]
+def timings(server: Any, length: int, new: int, seed: int) -> dict[str, float]:
+    prompt = [100 + (i * (seed + 1)) % 900 for i in range(length)]
+    request = {"prompt": prompt, "n_predict": new, "temperature": 0, "cache_prompt": False, "ignore_eos": True}
+    answer = server.handle_completions(request)
     return dict((json.loads(answer) if isinstance(answer, str) else answer)["timings"])
 
 
-def text_of(length: int, seed: int) -> list[int]:
-    return [100 + (i * (seed + 1)) % 900 for i in range(length)]
-
-
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

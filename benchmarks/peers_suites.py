@@ -13,7 +13,6 @@ out; the tests of xgrammar need pytest, transformers and torch. Each schema is c
 
 from __future__ import annotations
 
-import argparse
 import collections
 import importlib.metadata
 import importlib.util
@@ -33,6 +32,7 @@ import llguidance
 import numpy as np
 import outlines_core
 from common.child_runs import in_children
+from common.options import parsed
 
 try:
     import xgrammar  # here, since it takes seconds
@@ -50,12 +50,8 @@ SCHEMA_URIS = {
     "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
 }
 SUITE, STRINGS = "jsonschema==4.26.0", "xgrammar==0.2.9"
-TEST_FILES = (
-    "json_schema_converter",
-    "json_schema_direct_converter",
-    "json_schema_excludes",
-    "grammar_matcher_json_schema",
-)
+TEST_FILES = [f"json_schema_{name}" for name in ("converter", "direct_converter", "excludes")]
+TEST_FILES += ["grammar_matcher_json_schema"]
 MAX_STEPS = 400  # bytes of a random text
 MAX_ORDERS = 24  # of the names of a value
 WALKS = 3
@@ -272,10 +268,9 @@ def strings(path: Path, libraries: dict[str, Any], deadline_s: float) -> None:
     """The tests close objects that list properties, unless the schema says something else of others (strict_mode)."""
     texts: dict[str, list[str]] = collections.defaultdict(list)
     for line in map(json.loads, path.open()):
-        if line["kind"] == "schema" and line["text"] not in texts[line["source"]]:
-            texts[line["source"]].append(line["text"])
+        texts[line["source"]].append(line["text"])
     cases: list[tuple[Any, list[str]]] = []
-    valid: list[list[bool | None]] = []
+    valid: list[bool | None] = []
     for source, listed in texts.items():
         schema = closed(json.loads(source))
         try:
@@ -283,17 +278,16 @@ def strings(path: Path, libraries: dict[str, Any], deadline_s: float) -> None:
         except ValueError:
             continue  # no valid schema
         cases.append((schema, listed))
-        valid.append([is_valid(judge, text) for text in listed])
-    total = sum(map(len, valid))
-    print(
-        f"strings of xgrammar's tests: {total} of {len(cases)} schemas; {sum(v.count(True) for v in valid)} are valid"
-    )
+        valid += [is_valid(judge, text) for text in listed]
+    print(f"strings of xgrammar's tests: {len(valid)} of {len(cases)} schemas; {valid.count(True)} are valid")
     for name, library in libraries.items():
-        verdicts: collections.Counter[str] = collections.Counter()
-        for right, answers in zip(valid, in_children(partial(try_texts, library), cases, deadline_s), strict=True):
-            for is_right, answer in zip(right, answers or [None] * len(right), strict=True):
-                verdicts[verdict_of(is_right, answer)] += 1
-        show(name, verdicts, total)
+        found = in_children(partial(try_texts, library), cases, deadline_s)
+        answers = [
+            answer
+            for (_, listed), of_schema in zip(cases, found, strict=True)
+            for answer in of_schema or [None] * len(listed)
+        ]
+        show(name, collections.Counter(map(verdict_of, valid, answers)), len(valid))
 
 
 def closed(schema: Any) -> Any:
@@ -322,19 +316,13 @@ def published(path: Path, libraries: dict[str, Any], deadline_s: float) -> None:
     print(f"published schemas: {len(schemas)}, {WALKS} random texts of each")
     for name, library in libraries.items():
         found = in_children(partial(try_walks, library), schemas, deadline_s)
-        num_texts, num_wrong, with_wrong = 0, 0, 0
+        wrong = []
         for schema, texts in zip(schemas, found, strict=True):
             judge = jsonschema_rs.validator_for(schema, validate_formats=True, offline=True)
-            wrong = [text for text in texts or () if is_valid(judge, text) is False]
-            num_texts += len(texts or ())
-            num_wrong += len(wrong)
-            with_wrong += bool(wrong)
-        taken = sum(texts is not None for texts in found)
-        print(
-            f"  {name:14} compiles {taken} ({taken / len(schemas):.1%}); texts {num_texts}, invalid {num_wrong}, under "
-            f"{with_wrong} schemas",
-            flush=True,
-        )
+            wrong.append(sum(is_valid(judge, text) is False for text in texts or ()))
+        taken, num_texts = sum(texts is not None for texts in found), sum(len(texts or ()) for texts in found)
+        invalid = f"invalid {sum(wrong)}, under {sum(map(bool, wrong))} schemas"
+        print(f"  {name:14} compiles {taken} ({taken / len(schemas):.1%}); texts {num_texts}, {invalid}", flush=True)
 
 
 def show(name: str, verdicts: collections.Counter[str], total: int) -> None:
@@ -363,36 +351,25 @@ def recorded(folder: Path) -> Path:
     path = folder / "strings.jsonl"
     if not path.exists():
         tests = fetched(folder, STRINGS) / "tests" / "python"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "xgrammar_strings"]
+        environment = {"PYTHONPATH": str(Path(__file__).parent), "XGRAMMAR_STRINGS": str(path)}
+        environment |= {"XGRAMMAR_TEST_OFFLINE": "1"}
         files = [str(tests / f"test_{name}.py") for name in TEST_FILES]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(Path(__file__).parent),
-            "XGRAMMAR_STRINGS": str(path),
-            "XGRAMMAR_TEST_OFFLINE": "1",
-        }
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "xgrammar_strings", *files]
-        subprocess.run(command, check=False, env=environment)
+        subprocess.run([*command, *files], check=False, env=os.environ | environment)
     return path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--corpus", type=Path, help="published schemas, one a line")
-    parser.add_argument("--deadline", type=float, default=2.0, help="seconds by the clock for a schema and its texts")
-    parser.add_argument("--only", help="names of libraries, with commas")
-    arguments = parser.parse_args()
-    arguments.folder.mkdir(exist_ok=True)
-    libraries = {
-        name: LIBRARIES[name]
-        for name in (arguments.only or ",".join(LIBRARIES)).split(",")
-        if importlib.util.find_spec(name.replace("-", "_"))
-    }
+    options = parsed(__doc__, "folder", corpus=None, deadline=2.0, only=",".join(LIBRARIES))
+    folder = Path(options.folder)
+    folder.mkdir(exist_ok=True)
+    names = [name for name in options.only.split(",") if importlib.util.find_spec(name.replace("-", "_"))]
+    libraries = {name: LIBRARIES[name] for name in names}
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in libraries))
-    official(fetched(arguments.folder, SUITE) / "json" / "tests", libraries, arguments.deadline)
-    strings(recorded(arguments.folder), libraries, arguments.deadline)
-    if arguments.corpus:
-        published(arguments.corpus, libraries, arguments.deadline)
+    official(fetched(folder, SUITE) / "json" / "tests", libraries, options.deadline)
+    strings(recorded(folder), libraries, options.deadline)
+    if options.corpus:
+        published(Path(options.corpus), libraries, options.deadline)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ The text is Python's reference (`pydoc_data.topics`), in windows of 512 tokens.
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
+from common.options import parsed
 from common.steps import step_batch
 
 from plait.runtime.config import engine_config
@@ -33,10 +33,7 @@ FORMATS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", help="a GGUF or a folder; default: the embedded model")
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens of the text that are read")
-    options = parser.parse_args()
+    options = parsed(__doc__, model=None, tokens=4096)
     perplexities(locate_model(options.model), options.tokens)
 
 

@@ -33,52 +33,34 @@ def make_file(folder: Path, shape: str, form: str) -> Path:
     num_experts, per_token = EXPERTS.get(shape, (0, 0))
     writer = gguf.GGUFWriter(temporary, "qwen3moe" if num_experts else "llama")
     vocabulary = copy_tokenizer(writer)
-    writer.add_block_count(layers)
-    writer.add_context_length(8192)
-    writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(mlp)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(500_000.0)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_vocab_size(vocabulary)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    numbers = {"block_count": layers, "context_length": 8192, "embedding_length": hidden, "feed_forward_length": mlp}
+    numbers |= {"head_count": heads, "head_count_kv": kv_heads, "layer_norm_rms_eps": 1e-5, "rope_freq_base": 5e5}
+    numbers |= {"rope_dimension_count": head_dim, "vocab_size": vocabulary}
+    numbers |= {"key_length": head_dim, "value_length": head_dim}
     if num_experts:
-        writer.add_expert_count(num_experts)
-        writer.add_expert_used_count(per_token)
-        writer.add_expert_feed_forward_length(mlp)
+        numbers |= {"expert_count": num_experts, "expert_used_count": per_token, "expert_feed_forward_length": mlp}
+    for name, number in numbers.items():
+        getattr(writer, f"add_{name}")(number)
     add_matrix(writer, "token_embd", vocabulary, hidden, "Q6_K" if form == "Q4_K_M" else form)
-    writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
+    widths = {"output_norm": hidden}
     for i in range(layers):
         # llama.cpp's Q4_K_M stores some layers' values and down projections in more bits.
         more = i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2
         base, better = ("Q4_K", "Q6_K" if more else "Q4_K") if form == "Q4_K_M" else (form, form)
-        for name, rows, columns, kind in (
-            ("attn_q", heads * head_dim, hidden, base),
-            ("attn_k", kv_heads * head_dim, hidden, base),
-            ("attn_v", kv_heads * head_dim, hidden, better),
-            ("attn_output", hidden, heads * head_dim, base),
-            ("ffn_gate", mlp, hidden, base),
-            ("ffn_up", mlp, hidden, base),
-            ("ffn_down", hidden, mlp, better),
-        ):
-            is_of_experts = num_experts and name.startswith("ffn")
-            add_matrix(
-                writer,
-                f"blk.{i}.{name}{'_exps' if is_of_experts else ''}",
-                rows,
-                columns,
-                kind,
-                num_experts if is_of_experts else 0,
-            )
-        norms = [("attn_norm", hidden), ("ffn_norm", hidden)]
+        block, of_experts = f"blk.{i}.", "_exps" if num_experts else ""
+        add_matrix(writer, f"{block}attn_q", heads * head_dim, hidden, base)
+        add_matrix(writer, f"{block}attn_k", kv_heads * head_dim, hidden, base)
+        add_matrix(writer, f"{block}attn_v", kv_heads * head_dim, hidden, better)
+        add_matrix(writer, f"{block}attn_output", hidden, heads * head_dim, base)
+        add_matrix(writer, f"{block}ffn_gate{of_experts}", mlp, hidden, base, num_experts)
+        add_matrix(writer, f"{block}ffn_up{of_experts}", mlp, hidden, base, num_experts)
+        add_matrix(writer, f"{block}ffn_down{of_experts}", hidden, mlp, better, num_experts)
+        widths |= {f"{block}attn_norm": hidden, f"{block}ffn_norm": hidden}
         if num_experts:
-            add_matrix(writer, f"blk.{i}.ffn_gate_inp", num_experts, hidden, "F32")
-            norms += [("attn_q_norm", head_dim), ("attn_k_norm", head_dim)]
-        for name, width in norms:
-            writer.add_tensor(f"blk.{i}.{name}.weight", np.ones(width, np.float32))
+            add_matrix(writer, f"{block}ffn_gate_inp", num_experts, hidden, "F32")
+            widths |= {f"{block}attn_q_norm": head_dim, f"{block}attn_k_norm": head_dim}
+    for name, width in widths.items():
+        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

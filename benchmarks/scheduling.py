@@ -10,16 +10,15 @@ as a small model does on two cores. So hours are simulated in seconds, and every
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import itertools
 import random
 import statistics
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from common.options import parsed
 
 from plait.constrained import CompilePool, Vocabulary
 from plait.runtime.arrays import Float32Array
@@ -32,7 +31,7 @@ from plait.runtime.scheduler.engine_loop import EngineLoop
 from plait.runtime.scheduler.policy import batching
 
 FIXED_S, ROW_S, TOKEN_S = 0.012, 0.0006, 0.0008
-CLIENT, PAGES, CONTEXT, VOCAB = b"simulated", 400_000, 16_384, 4096
+PAGES, CONTEXT, VOCAB = 400_000, 16_384, 4096
 WORKLOADS = ("long calls", "long programs")
 
 
@@ -55,51 +54,37 @@ class Program:
         return self.threads * self.turns * self.out
 
 
-@dataclass
-class Clock:
-    """The simulated time in seconds, which the scheduler reads in place of `time.monotonic`."""
+class Model:
+    """A model runner that gives every token the same logits and advances the clock.
 
-    now: float = 0.0
+    `now`: the simulated time in seconds, which the scheduler reads in place of `time.monotonic`.
+    """
+
+    num_pages, max_batch_tokens, num_saved_reads, adapter_pool, now = PAGES, 256, 0, None, 0.0
 
     def monotonic(self) -> float:
         return self.now
 
-
-@dataclass
-class Model:
-    """A model runner that gives every token the same logits and advances the clock."""
-
-    clock: Clock
-    num_pages: int = PAGES
-    max_batch_tokens: int = 256
-    num_saved_reads: int = 0
-    adapter_pool: None = None
-
     def forward(self, batch: Any) -> Float32Array:
         num_prompt_tokens = sum(row.count for row in batch.rows if row.count > 1)
-        self.clock.now += FIXED_S + ROW_S * len(batch.rows) + TOKEN_S * num_prompt_tokens
+        self.now += FIXED_S + ROW_S * len(batch.rows) + TOKEN_S * num_prompt_tokens
         return np.zeros((batch.num_logits, 1), np.float32)
 
     def argmax_tokens(self, hidden: Float32Array) -> tuple[list[float], list[int]]:
         return [1.0] * len(hidden), [1] * len(hidden)
 
 
-@dataclass
 class InMemoryTransport:
     """A transport that plays the programs: sends due messages, and a thread's next call when its last one has ended."""
 
-    clock: Clock
-    programs: list[Program]
-    num_bad_frames: int = 0
-    num_clients: int = 1
-    num_left: int = 0
-    due: list[tuple[float, int, list[Any]]] = field(default_factory=list)
+    num_bad_frames, num_clients = 0, 1
 
-    def __post_init__(self) -> None:
+    def __init__(self, model: Model, programs: list[Program]) -> None:
+        self.model, self.num_left = model, len(programs)
         self.count, self.draw = itertools.count(1), random.Random(1)
+        self.due: list[tuple[float, int, list[Any]]] = []
         self.threads: dict[int, tuple[Program, int, int]] = {}  # call id: (program, session, turns left after it)
-        self.num_left = len(self.programs)
-        for program in self.programs:
+        for program in programs:
             program.num_running = program.threads
             for _ in range(program.threads):
                 session = next(self.count)
@@ -114,10 +99,10 @@ class InMemoryTransport:
 
     def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[bytes, Any]]:
         if timeout_s != 0.0 and self.due:  # nothing runs: advance to the next arrival
-            self.clock.now = max(self.clock.now, self.due[0][0])
+            self.model.now = max(self.model.now, self.due[0][0])
         received: list[tuple[bytes, Any]] = []
-        while self.due and self.due[0][0] <= self.clock.now:
-            received += [(CLIENT, message) for message in heapq.heappop(self.due)[2]]
+        while self.due and self.due[0][0] <= self.model.now:
+            received += [(b"simulated", message) for message in heapq.heappop(self.due)[2]]
         return received
 
     def take_disconnected(self) -> list[bytes]:
@@ -130,27 +115,26 @@ class InMemoryTransport:
             return
         program, session, left = self.threads.pop(reply.call)
         if left:
-            self._ask(program, session, left - 1, self.clock.now, [])
+            self._ask(program, session, left - 1, self.model.now, [])
             return
-        heapq.heappush(self.due, (self.clock.now, next(self.count), [Close(session)]))
+        heapq.heappush(self.due, (self.model.now, next(self.count), [Close(session)]))
         program.num_running -= 1
         if not program.num_running:
-            program.ended = self.clock.now
+            program.ended = self.model.now
             self.num_left -= 1
 
 
 def simulate(programs: list[Program], order: str, max_rows: int) -> float:
     """Runs all programs, sets their `ended`, and returns when the last one ended, in simulated seconds."""
-    clock = Clock()
-    batching.time = request_metrics.time = SimpleNamespace(monotonic=clock.monotonic)  # type: ignore[assignment]
+    model, sampler = Model(), Sampler()
+    batching.time = request_metrics.time = model  # type: ignore[assignment]
     vocabulary = Vocabulary(tuple(b"%d " % i for i in range(VOCAB)), (0,), lambda text: [])
     config = engine_config(order=order, max_batch_rows=max_rows, prompt_lookup=False)
-    welcome = Welcome(PROTOCOL, "", VOCAB, CONTEXT, 0)
-    transport, model, sampler = InMemoryTransport(clock, programs), Model(clock), Sampler()
+    welcome, transport = Welcome(PROTOCOL, "", VOCAB, CONTEXT, 0), InMemoryTransport(model, programs)
     engine_loop = EngineLoop(config, welcome, model, sampler, vocabulary, CompilePool(vocabulary), transport)  # type: ignore[arg-type]
     while transport.num_left:
         engine_loop.step()
-    return clock.now
+    return model.now
 
 
 def workload(name: str, num_shorts: int, max_rows: int) -> list[Program]:
@@ -166,24 +150,20 @@ def workload(name: str, num_shorts: int, max_rows: int) -> list[Program]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--shorts", type=int, default=200)
-    parser.add_argument("--rows", type=int, default=16)
-    options = parser.parse_args()
+    options = parsed(__doc__, shorts=200, rows=16)
     for name in WORKLOADS:
         means: dict[str, float] = {}
         for order in ("first-come", "fair"):
             programs = workload(name, options.shorts, options.rows)
             end = simulate(programs, order, options.rows)
-            durations = {
-                kind: [program.ended - program.start_s for program in programs if program.kind == kind]
+            short, long = (
+                [program.ended - program.start_s for program in programs if program.kind == kind]
                 for kind in ("short", "long")
-            }
-            means[order] = statistics.mean(durations["short"])
+            )
+            means[order] = statistics.mean(short)
             print(
-                f"{name}, {order:10}: short programs {means[order]:7.1f} s (the worst {max(durations['short']):7.1f}), "
-                f"long ones {statistics.mean(durations['long']):7.1f} s, "
-                f"{sum(program.tokens for program in programs) / end:6.1f} tokens/s",
+                f"{name}, {order:10}: short programs {means[order]:7.1f} s (the worst {max(short):7.1f}), long ones "
+                f"{statistics.mean(long):7.1f} s, {sum(program.tokens for program in programs) / end:6.1f} tokens/s",
                 flush=True,
             )
         print(f"{name}: short programs finish {means['first-come'] / means['fair']:.1f} times sooner", flush=True)

@@ -10,7 +10,6 @@ document; from one package at most 50, chosen by digest.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import hashlib
 import json
@@ -24,6 +23,7 @@ from typing import Any
 
 import jsonschema_rs
 import yaml
+from common.options import parsed
 
 MAX_BYTES = 1 << 20
 MAX_OF_ONE_PACKAGE = 50
@@ -32,10 +32,7 @@ LIST = Path(__file__).with_name("schema_corpus.txt")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("out", type=Path, help="the file to write")
-    parser.add_argument("--wheels", type=Path, default=Path("wheels"), help="where the wheels are, or are put")
-    arguments = parser.parse_args()
+    arguments = parsed(__doc__, "out", wheels=Path("wheels"))
     counts: collections.Counter[str] = collections.Counter()
     seen: set[str] = set()
     lines = []
@@ -43,7 +40,7 @@ def main() -> None:
         for name, schema in schemas_of(wheel(requirement, arguments.wheels), seen, counts):
             lines.append(json.dumps({"source": requirement, "name": name, "schema": schema}, ensure_ascii=False))
             counts[requirement] += 1
-    arguments.out.write_text("".join(line + "\n" for line in lines))
+    Path(arguments.out).write_text("".join(line + "\n" for line in lines))
     for what, count in counts.most_common():
         print(f"{count:6} {what}")
     print(f"{len(lines):6} schemas of {len({json.loads(line)['source'] for line in lines})} packages")

@@ -8,14 +8,14 @@ encodes replies as the one to another process does, and drops them. `--profile` 
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import pstats
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
+
+from common.options import parsed
 
 from plait.runtime.config import engine_config
 from plait.runtime.messages import Append, Finished, Generate, Open
@@ -25,17 +25,14 @@ from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.engine_loop import EngineLoop
 from plait.runtime.transport.frames import encode
 
-CLIENT = b"benchmark"
-
 
 class InMemoryTransport:
     """Receives from a list; encodes replies and counts finished calls."""
 
-    num_bad_frames, num_clients = 0, 1
+    num_bad_frames, num_clients, num_ended = 0, 1, 0
 
     def __init__(self) -> None:
         self.inbox: list[tuple[bytes, Any]] = []
-        self.num_ended = 0
 
     def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[bytes, Any]]:
         received, self.inbox = self.inbox, []
@@ -58,7 +55,7 @@ class Times:
 
     def watch(self, owner: Any, name: str, part: str) -> None:
         """Replaces a method of an object by one that adds its time to `part`."""
-        method: Callable[..., Any] = getattr(owner, name)
+        method = getattr(owner, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             self._inner.append(0.0)
@@ -74,59 +71,50 @@ class Times:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--weights", default="bf16,as-stored")
-    parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--profile", action="store_true")
-    options = parser.parse_args()
+    options = parsed(__doc__, weights="bf16,as-stored", streams=16, tokens=96, profile=False)
     for weights in options.weights.split(","):
-        measure(weights, options.streams, options.tokens, options.profile)
-
-
-def measure(weights: str, streams: int, tokens: int, profile: bool) -> None:
-    transport = InMemoryTransport()
-    config = engine_config(weights=weights, max_batch_rows=max(64, streams), prompt_lookup=False)
-    engine_loop = build_engine_loop(config, locate_model(None), transport)
-    try:
-        begin(engine_loop, transport, streams, tokens)
-        if profile:
-            profiled(engine_loop, transport, streams)
-        else:
-            report(weights, streams, timed(engine_loop, transport, streams))
-    finally:
-        engine_loop.compiler.close()
+        transport, streams = InMemoryTransport(), options.streams
+        config = engine_config(weights=weights, max_batch_rows=max(64, streams), prompt_lookup=False)
+        engine_loop = build_engine_loop(config, locate_model(None), transport)
+        try:
+            begin(engine_loop, transport, streams, options.tokens)
+            if options.profile:
+                profiled(engine_loop, transport)
+            else:
+                report(f"{weights}, {streams} streams", timed(engine_loop, transport))
+        finally:
+            engine_loop.compiler.close()
 
 
 def begin(engine_loop: EngineLoop, transport: InMemoryTransport, streams: int, tokens: int) -> None:
     """Computes the prompt of every stream, so that all decode from the next step on."""
     sampling = sampling_params(max_tokens=tokens, temperature=0, ignore_eos=True)
     for i in range(streams):
-        text = [1, *range(200 + 40 * i, 240 + 40 * i)]
-        transport.inbox += [
-            (CLIENT, message) for message in (Open(i, program=i), Append(i, text), Generate(i, i, sampling))
-        ]
-    while not engine_loop.batch_scheduler.running or engine_loop.batch_scheduler.waiting or transport.inbox:
-        engine_loop.step(0.0)
-    while any(request.num_pending > 1 for request in engine_loop.batch_scheduler.running):
+        messages = Open(i, program=i), Append(i, [1, *range(200 + 40 * i, 240 + 40 * i)]), Generate(i, i, sampling)
+        transport.inbox += [(b"benchmark", message) for message in messages]
+    scheduler = engine_loop.batch_scheduler
+    while len(scheduler.running) < streams or any(request.num_pending > 1 for request in scheduler.running):
         engine_loop.step(0.0)
 
 
-def timed(engine_loop: EngineLoop, transport: InMemoryTransport, streams: int) -> list[dict[str, float]]:
+def timed(engine_loop: EngineLoop, transport: InMemoryTransport) -> list[dict[str, float]]:
     """Returns for each step the seconds of each part; "step" is the total."""
     times, runner = Times(), engine_loop.model_runner
-    times.watch(runner.model, "forward", "model")
-    times.watch(runner.model, "logits", "model")
-    times.watch(runner, "argmax_tokens", "inputs")
-    times.watch(runner, "forward", "inputs")
-    times.watch(runner, "logits", "inputs")
-    times.watch(engine_loop.batch_scheduler, "next_batch", "batch_scheduler")
-    times.watch(engine_loop.step_executor._sampler, "sample", "sampler")
-    times.watch(engine_loop, "fill_token_mask", "masks")
-    times.watch(engine_loop, "receive", "receive")
-    times.watch(engine_loop.committer, "commit", "commit")
-    times.watch(transport, "send", "replies")
-    times.watch(engine_loop, "step", "the rest")
+    for owner, name, part in (
+        (runner.model, "forward", "model"),
+        (runner.model, "logits", "model"),
+        (runner, "argmax_tokens", "inputs"),
+        (runner, "forward", "inputs"),
+        (runner, "logits", "inputs"),
+        (engine_loop.batch_scheduler, "next_batch", "batch_scheduler"),
+        (engine_loop.step_executor._sampler, "sample", "sampler"),
+        (engine_loop, "fill_token_mask", "masks"),
+        (engine_loop, "receive", "receive"),
+        (engine_loop.committer, "commit", "commit"),
+        (transport, "send", "replies"),
+        (engine_loop, "step", "the rest"),
+    ):
+        times.watch(owner, name, part)
     steps = []
     while not transport.num_ended:
         times.spent.clear()
@@ -136,27 +124,19 @@ def timed(engine_loop: EngineLoop, transport: InMemoryTransport, streams: int) -
     return steps
 
 
-def report(weights: str, streams: int, steps: list[dict[str, float]]) -> None:
+def report(name: str, steps: list[dict[str, float]]) -> None:
     medians = {part: statistics.median(step.get(part, 0.0) for step in steps) for part in steps[-1]}
     overhead = statistics.median(1 - step["model"] / step["step"] for step in steps)
-    parts = ", ".join(
-        f"{part} {1e6 * spent:.0f}"
-        for part, spent in sorted(medians.items(), key=lambda item: -item[1])
-        if part not in ("step", "model")
-    )
-    print(
-        f"{weights}, {streams} streams: a step {medians['step'] * 1e3:.2f} ms, "
-        f"the model {medians['model'] * 1e3:.2f} ms, beside it {overhead:.1%} (us: {parts})",
-        flush=True,
-    )
+    step_ms, model_ms = 1e3 * medians.pop("step"), 1e3 * medians.pop("model")
+    parts = (f"{part} {1e6 * spent:.0f}" for part, spent in sorted(medians.items(), key=lambda item: -item[1]))
+    beside = f"beside it {overhead:.1%} (us: {', '.join(parts)})"
+    print(f"{name}: a step {step_ms:.2f} ms, the model {model_ms:.2f} ms, {beside}", flush=True)
 
 
-def profiled(engine_loop: EngineLoop, transport: InMemoryTransport, streams: int) -> None:
-    profile = cProfile.Profile()
-    profile.enable()
-    while not transport.num_ended:
-        engine_loop.step(0.0)
-    profile.disable()
+def profiled(engine_loop: EngineLoop, transport: InMemoryTransport) -> None:
+    with cProfile.Profile() as profile:
+        while not transport.num_ended:
+            engine_loop.step(0.0)
     pstats.Stats(profile).sort_stats("tottime").print_stats(28)
 
 

@@ -15,23 +15,33 @@ which other work on the machine disturbs less than the clock. Run it with nothin
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import httpx
-from common.processes import CpuTimer
-from serving_overhead import server
+from common.options import parsed
+from common.processes import CpuTimer, ended, free_port
 
 import plait
 from plait import gen
 
+SERVE = """
+import sys
+from plait.runtime.process.runtime import Runtime
+from plait.runtime.server import serve
+from plait.runtime.server.engines import restarting_runtime
+from plait.runtime.server.settings import server_settings
+restarting_runtime.Runtime = lambda model, **settings: Runtime.connect(sys.argv[1])
+sys.exit(serve.serve(None, server_settings(port=int(sys.argv[2]))))
+"""
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "pattern": "^[a-f]{3,9}x$"}}}
 PROMPT, TOKENS = "word " * 140 + "Once upon a time", 100  # a token of the middle stands after 200, as in cpu_models
 
@@ -47,13 +57,7 @@ def named(s: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", help="a GGUF file or a folder; the embedded model if none is named")
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--constraint", action="store_true", help="a constrained call beside the streams")
-    parser.add_argument("--warm", action="store_true", help="warm_constraints=True")
-    options = parser.parse_args()
+    options = parsed(__doc__, model=None, rounds=3, seconds=10.0, constraint=False, warm=False)
     print("| ready | first token | processor | median gap | p99.9 / median | longest gap |")
     print("| --- | --- | --- | --- | --- | --- |")
     for _ in range(options.rounds):
@@ -81,6 +85,17 @@ def first_gaps(runtime: plait.Runtime, began: float, seconds: float, with_constr
         f"| {ready - began:.2f} s | {arrivals[0][0] - began:.2f} s | {{cpu:.1f}} s | {1000 * median:.1f} ms "
         f"| {high / median:.1f} | {1000 * longest:.0f} ms, {at:.1f} s after ready |"
     )
+
+
+@contextlib.contextmanager
+def server(address: str) -> Iterator[tuple[int, int]]:
+    """Starts a server in front of a runtime. Yields its port and process id."""
+    port, quiet = free_port(), subprocess.DEVNULL
+    command = [sys.executable, "-c", SERVE, address, str(port)]
+    with ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, stdin=subprocess.PIPE)) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield port, process.pid
 
 
 class WholeWay:

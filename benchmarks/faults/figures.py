@@ -30,8 +30,6 @@ class Scale:
     """How long a run is. is_short: each fault once or a few times, within seconds."""
 
     is_short: bool
-    frames: int = 100_000
-    scheduler_steps: int = 20_000
 
     def count(self, full: int, short: int) -> int:
         return short if self.is_short else full

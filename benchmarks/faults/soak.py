@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import random
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -22,38 +23,27 @@ from typing import Any
 
 import httpx
 import psutil
-from faults import soak_faults
 from faults.figures import Figure, at_most, none_of, wait_until
 from faults.served import Server, serve
-
-from plait.runtime.errors import PlaitError
+from faults.soak_faults import FAULTS
 
 INJECTION = Path(__file__).parent / "injection"
-NUM_CLIENTS = 6
-FAULT_SHARE = 0.01
+NUM_CLIENTS, FAULT_SHARE = 6, 0.01
 GEN = {"max_tokens": 8, "ignore_eos": True, "temperature": 1, "seed": 3}
-SAMPLED = {"max_tokens": 24, "temperature": 1, "seed": 7, "ignore_eos": True}
+SAMPLED = {"model": "default", "max_tokens": 24, "temperature": 1, "seed": 7, "ignore_eos": True}
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}, "required": ["name"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 BRANCHES = [[{"text": " and"}, {"gen": GEN}], [{"text": " or"}, {"gen": GEN}]]
+CHAT, COMPLETIONS, NAME = "/v1/chat/completions", "/v1/completions", [{"role": "user", "content": "A name"}]
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/completions", {"model": "default", "prompt": f"Tale {number}:", **SAMPLED}) for number in range(4)
-]
-REQUESTS += [
-    ("/v1/completions", {"model": "default", "prompt": "Count: one, two,", **SAMPLED, "stream": True, "n": 2}),
-    ("/v1/completions", {"model": "default", "prompt": "The cat sat. " * 120, **SAMPLED, "max_tokens": 4}),
-    ("/v1/chat/completions", {"model": "default", "messages": [{"role": "user", "content": "Hi"}], **SAMPLED}),
-    (
-        "/v1/chat/completions",
-        {"model": "default", "messages": [{"role": "user", "content": "A name"}], **SAMPLED, "response_format": FORMAT},
-    ),
+    *((COMPLETIONS, {**SAMPLED, "prompt": f"Tale {number}:"}) for number in range(4)),
+    (COMPLETIONS, {**SAMPLED, "prompt": "Count: one, two,", "stream": True, "n": 2}),
+    (COMPLETIONS, {**SAMPLED, "prompt": "The cat sat. " * 120, "max_tokens": 4}),
+    (CHAT, {**SAMPLED, "messages": NAME}),
+    (CHAT, {**SAMPLED, "messages": NAME, "response_format": FORMAT}),
     ("/v1/programs", {"program": [{"text": "Animals"}, {"gen": GEN}, {"fork": {"branches": BRANCHES}}, {"gen": GEN}]}),
 ]
-
-
-def is_busy(answer: httpx.Response) -> bool:
-    """Whether the queue is full, or the compiler of a constraint got no processor time."""
-    return answer.json()["error"]["code"] in ("queue_full", "overloaded")
+BUSY = ("queue_full", "overloaded")  # the queue is full, or the compiler of a constraint got no processor time
 
 
 class Soak:
@@ -62,27 +52,24 @@ class Soak:
     def __init__(self, server: Server, seconds: float, injected: Path) -> None:
         self.server, self.draw, self.injected = server, random.Random(1), injected
         self.start, self.end = time.monotonic(), time.monotonic() + seconds
-        self.kill_at = self.start + seconds / 3
+        self.kill_at, self.killed_at = self.start + seconds / 3, float("inf")
         self.expected: list[str] = []
-        self.counts: Counter[str] = Counter()
-        self.lost: list[str] = []
-        self.killed_at = float("inf")
+        self.counts, self.faults, self.lost = Counter[str](), Counter[str](), list[str]()
         self.memory: list[tuple[float, dict[str, float]]] = []
 
     async def ask(self, http: httpx.AsyncClient, number: int) -> str:
         """The generated part of an answer, without ids and times; of an error, its body."""
         path, body = REQUESTS[number]
         answer = await http.post(path, json=body)
-        while answer.status_code == 503 and is_busy(answer) and time.monotonic() < self.end:
-            self.counts["503 with Retry-After"] += 1
+        while answer.status_code == 503 and answer.json()["error"]["code"] in BUSY and time.monotonic() < self.end:
+            self.counts["busy"] += 1
             await asyncio.sleep(float(answer.headers["retry-after"]))
             answer = await http.post(path, json=body)
         if answer.status_code != 200:
             return f"{answer.status_code} {answer.text}"
         if body.get("stream"):
-            events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
-            parts: dict[int, str] = {}
-            for event in map(json.loads, events):
+            parts = dict[int, str]()
+            for event in (json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")):
                 if "error" in event:
                     return json.dumps(event)
                 for choice in event["choices"]:
@@ -94,9 +81,9 @@ class Soak:
     async def client(self, http: httpx.AsyncClient) -> None:
         while time.monotonic() < self.end:
             if self.draw.random() < FAULT_SHARE:
-                name, inflict = self.draw.choice(list(soak_faults.FAULTS.items()))
-                self.counts[f"fault: {name}"] += 1
-                with contextlib.suppress(OSError, psutil.Error, httpx.HTTPError, PlaitError, ValueError):  # the kill
+                name, inflict = self.draw.choice(list(FAULTS.items()))
+                self.faults[name] += 1
+                with contextlib.suppress(OSError, psutil.Error, httpx.HTTPError, ValueError):  # the kill
                     await asyncio.to_thread(inflict, self.server, self.draw)
                 continue
             number, start = self.draw.randrange(len(REQUESTS)), time.monotonic()
@@ -105,13 +92,12 @@ class Soak:
             except httpx.HTTPError as error:
                 outcome = type(error).__name__
             self.counts["requests"] += 1
-            if outcome == self.expected[number]:
-                self.counts["equal"] += 1
-            elif "injected: " in outcome:
-                self.counts["errors that name an injected failure"] += 1
-            elif "runtime_gone" in outcome and REQUESTS[number][1].get("stream") and start <= self.killed_at + 1:
-                self.counts["streams that began before the kill, with their error"] += 1
-            else:
+            is_cut = "runtime_gone" in outcome and REQUESTS[number][1].get("stream") and start <= self.killed_at + 1
+            if "injected: " in outcome:
+                self.counts["injected"] += 1
+            elif is_cut:
+                self.counts["cut"] += 1
+            elif outcome != self.expected[number]:
                 self.lost.append(f"{REQUESTS[number][0]} after {start - self.start:.0f} s: {outcome[:90]}")
 
     async def watch(self) -> None:
@@ -127,63 +113,42 @@ class Soak:
 
     async def run(self) -> None:
         limits = httpx.Limits(max_connections=NUM_CLIENTS)
-        url = self.server.address
-        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, verify=False) as http:
+        async with httpx.AsyncClient(base_url=self.server.address, timeout=120, limits=limits) as http:
             self.expected = [await self.ask(http, number) for number in range(len(REQUESTS))]
             (self.injected / "active").touch()
             await asyncio.gather(self.watch(), *(self.client(http) for _ in range(NUM_CLIENTS)))
+        (self.injected / "active").unlink()
 
     def growth(self, name: str) -> tuple[float, float]:
         """(median memory in the fifth after the warm-up, in the last fifth), in MiB. The warm-up is a fifth as well
         and begins with the kill, since the HTTP process also takes memory once for the next runtime."""
         samples = [memory[name] for at, memory in self.memory if at > self.killed_at + 15]
         fifth = max(1, len(samples) // 5)
-        first, last = sorted(samples[fifth : 2 * fifth] or samples), sorted(samples[-fifth:])
-        return first[len(first) // 2], last[len(last) // 2]
-
-    def series(self, name: str) -> str:
-        """The memory after each tenth of the time, in MiB: whether it levels off, or goes on growing."""
-        samples = [memory[name] for _, memory in self.memory]
-        return ", ".join(f"{samples[len(samples) * tenth // 10 - 1]:.1f}" for tenth in range(1, 11) if len(samples) > 9)
-
-
-@contextlib.contextmanager
-def failing_server() -> Iterator[tuple[Server, Path]]:
-    """A server whose parts fail at random, and the folder that counts the failures."""
-    with tempfile.TemporaryDirectory(prefix="plait-injected-") as folder:
-        path = os.pathsep.join(filter(None, [str(INJECTION), os.environ.get("PYTHONPATH")]))
-        with serve("--deterministic", environment={"PYTHONPATH": path, "PLAIT_FAULT_FOLDER": folder}) as server:
-            yield server, Path(folder)
+        return statistics.median(samples[fifth : 2 * fifth] or samples), statistics.median(samples[-fifth:])
 
 
 def soak(minutes: float) -> Iterator[Figure]:
-    with failing_server() as (server, injected):
-        run = Soak(server, 60 * minutes, injected)
-        asyncio.run(run.run())
-        (injected / "active").unlink()
-        idle = wait_until(server.is_idle, 60)
-        num_tracebacks = server.num_tracebacks()
-        num_injected = {file.name: file.stat().st_size for file in sorted(injected.iterdir())}
-    num_faults = sum(count for name, count in run.counts.items() if name.startswith("fault"))
-    kinds = ", ".join(
-        f"{name.removeprefix('fault: ')} {n}" for name, n in run.counts.items() if name.startswith("fault")
-    )
-    fault = f"{minutes:g} minutes, {num_faults} faults ({kinds}) and a SIGKILL of the scheduler"
-    told = sum(count for name, count in run.counts.items() if name.startswith("streams"))
+    with tempfile.TemporaryDirectory(prefix="plait-injected-") as folder:
+        path = os.pathsep.join(filter(None, [str(INJECTION), os.environ.get("PYTHONPATH")]))
+        with serve("--deterministic", environment={"PYTHONPATH": path, "PLAIT_FAULT_FOLDER": folder}) as server:
+            run = Soak(server, 60 * minutes, Path(folder))
+            asyncio.run(run.run())
+            idle = wait_until(server.is_idle, 60)
+            num_tracebacks = server.num_tracebacks()
+        injected = {file.name: file.stat().st_size for file in sorted(Path(folder).iterdir())}
+    kinds, failures = (", ".join(f"{name} {n}" for name, n in of.items()) for of in (run.faults, injected))
+    fault = f"{minutes:g} minutes, {run.faults.total()} faults ({kinds}) and a SIGKILL of the scheduler"
     yield none_of(f"{fault}: answers", run.lost, run.counts["requests"], "lost or different")
-    errors, num_masks = run.counts["errors that name an injected failure"], num_injected.get("mask", 0)
-    failures = ", ".join(f"{name} {count}" for name, count in num_injected.items())
-    yield at_most(f"the same: failures within the server ({failures}): errors", errors, num_masks, "failed masks")
-    busy = run.counts["503 with Retry-After"]
-    yield Figure("the same: refused because the machine is busy", "asked again", f"{busy} refusals", True)
-    yield Figure("the same: streams cut by the kill", "their error", f"{told} of {told}", True)
+    fault, num_masks = f"the same: failures within the server ({failures}): errors", injected.get("mask", 0)
+    yield at_most(fault, run.counts["injected"], num_masks, "failed masks")
+    yield Figure("the same: refused because the machine is busy", "asked again", f"{run.counts['busy']} refusals", True)
+    yield Figure("the same: streams cut by the kill", "their error", f"{run.counts['cut']}", True)
     for name in ("http", "runtime", "compile"):
         first, last = run.growth(name)
         note = f"{first:.1f} to {last:.1f} MiB"
         if name == "runtime":
-            pool = run.growth("KV pool")
-            note += f", without the KV pool, of which {pool[0]:.0f} to {pool[1]:.0f} MiB have been used"
-            note += f"; after each tenth {run.series(name)}"
+            used = "{:.0f} to {:.0f} MiB".format(*run.growth("KV pool"))
+            note += f", without the KV pool, of which {used} have been used"
         yield at_most(f"the same: memory of {name}, after warm-up to the end", 100 * (last / first - 1), 1, "%", note)
     yield at_most("the same: no call, page or request left after", idle, 35, "s")
     yield at_most("the same: tracebacks in the log", num_tracebacks, 0, "")

@@ -5,31 +5,19 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from functools import cache
 
-import frame_flood
-from common.expensive_constraints import slow
 from common.http import LONG, connect, head, open_stream, request, reset
-from faults.groups.constraints import ask, field
-from faults.groups.frames import send
-from faults.groups.programs import forked_program
 from faults.served import Server
-from frame_mutations import FrameMutator
 
 UNREAD_S = 5.0
 
 
-@cache
-def _corpus() -> list[bytes]:
-    return frame_flood.client_frames(0)
-
-
 def leave_a_stream(server: Server, draw: random.Random) -> None:
-    reset(open_stream(server.port, LONG)[0])
+    reset(open_stream(server.port, LONG))
 
 
 def leave_an_unread_stream(server: Server, draw: random.Random) -> None:
-    connection, _ = open_stream(server.port, {**LONG, "logprobs": 20}, receive_buffer=4096)
+    connection = open_stream(server.port, {**LONG, "logprobs": 20}, receive_buffer=4096)
     time.sleep(UNREAD_S)
     reset(connection)
 
@@ -41,8 +29,11 @@ def leave_a_body(server: Server, draw: random.Random) -> None:
 
 
 def leave_a_program(server: Server, draw: random.Random) -> None:
+    gen = {"gen": {"max_tokens": 2000, "ignore_eos": True}}
+    branches = [[{"text": f" {i}"}, gen] for i in range(5)] + [[{"fork": {"branches": [[gen, gen]]}}]]
+    program = [{"text": "Once"}, {"fork": {"branches": branches}}, {"text": "Then"}, gen]
     connection = connect(server.port)
-    connection.sendall(request("/v1/programs", {"program": forked_program(6), "stream": draw.random() < 0.5}))
+    connection.sendall(request("/v1/programs", {"program": program, "stream": draw.random() < 0.5}))
     time.sleep(draw.uniform(0, 0.5))
     reset(connection)
 
@@ -54,20 +45,21 @@ def send_a_malformed_body(server: Server, draw: random.Random) -> None:
         connection.recv(4096)
 
 
-def send_mutated_frames(server: Server, draw: random.Random) -> None:
-    send(server, FrameMutator(draw.randrange(1 << 30), _corpus()), len(_corpus()))
-
-
 def ask_with_a_slow_schema(server: Server, draw: random.Random) -> None:
-    ask(server, "none", field(slow(draw.randrange(10_000))))
+    """One that is refused at the deadline."""
+    number = 24 + draw.randrange(10_000)
+    patterns = [{"type": "string", "pattern": f"^.*a.{{{number + more}}}$"} for more in range(3)]
+    server.complete(
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"oneOf": patterns}}}
+    )
 
 
-def ask_with_a_wrong_schema(server: Server, draw: random.Random) -> None:
-    ask(server, "none", '"regex": "("')
+def ask_with_a_wrong_pattern(server: Server, draw: random.Random) -> None:
+    server.complete(regex="(")
 
 
 def kill_a_compiler(server: Server, draw: random.Random) -> None:
-    if compilers := server.compilers():  # there are none for a moment after the scheduler was killed
+    if compilers := server.runtime().children():  # there are none for a moment after the scheduler was killed
         draw.choice(compilers).kill()
 
 
@@ -77,8 +69,7 @@ FAULTS: dict[str, Callable[[Server, random.Random], None]] = {
     "bodies left": leave_a_body,
     "programs left": leave_a_program,
     "malformed bodies": send_a_malformed_body,
-    "floods of frames": send_mutated_frames,
     "slow schemas": ask_with_a_slow_schema,
-    "wrong patterns": ask_with_a_wrong_schema,
+    "wrong patterns": ask_with_a_wrong_pattern,
     "SIGKILLs of a compile process": kill_a_compiler,
 }

@@ -3,12 +3,12 @@
     python benchmarks/gpu/all.py [--call figures|why] [--only decode,json] [--minutes 9] [--out FOLDER] [--dry]
 
 A preflight comes first: it imports what all chosen parts need, names everything that is missing, measures the limits of
-the GPU, which all parts share, and tries one small kernel and one small engine with a pool that fills the memory. Parts
-whose modules are missing are not started. The call `figures` has what tells most, `why` what explains it; the budgets
-of each add up to nine minutes. Each part has its own process; if it fails, the others continue. Only the first parts of
-the engine share a process, because its start takes longer than they do; those that do not finish there run again alone.
-The folder (--out, or $OUT) has two files: gpu.log, to which every line is appended as it comes, and gpu.json, rewritten
-after every figure. --dry runs all of this code on the CPU, at tiny sizes.
+the GPU, which all parts share, and tries one small kernel and one small engine with a pool that fills the memory. The
+call `figures` has what tells most, `why` what explains it; each takes nine minutes at most. Each part has its own
+process; if it fails, the others continue. Only the first parts of the engine share a process, because its start takes
+longer than they do; those that do not finish there run again alone. The folder (--out, or $OUT) has two files: gpu.log,
+to which every line is appended as it comes, and gpu.json, rewritten after every figure. --dry runs all of this code on
+the CPU, at tiny sizes.
 """
 
 from __future__ import annotations
@@ -31,20 +31,18 @@ from common.signals import unwind_on_signal  # noqa: E402
 
 WORKERS = 8  # processes of tests: they compile beside each other, and share the GPU
 TESTS = ["tests/gpu/test_kernels.py", "tests/gpu/test_attention.py", "tests/gpu/test_engine.py"]
-MORE_TESTS = ["tests/runtime/executor/test_prefix_sharing.py", "tests/runtime/executor/test_torch_runner_on_triton.py"]
-MORE_TESTS += ["tests/runtime/executor/gpu/test_cuda_graphs.py", "tests/runtime/models/test_quantized_gpu_weights.py"]
 PLUGINS = {"pytest_timeout": ["--timeout=100"], "xdist": ["-n", str(WORKERS), "--dist", "load"]}
 PYTEST = ["-P", "-m", "pytest", "-rfEs", "--tb=short"]
 PYTEST += [option for name, options in PLUGINS.items() if importlib.util.find_spec(name) for option in options]
-ENGINE, ATTENTION, KERNELS, FLOAT8, PREFLIGHT = (
-    str(HERE / name) for name in ("engine.py", "attention.py", "kernels.py", "float8_sweep.py", "preflight.py")
+ENGINE, ATTENTION, KERNELS, PREFLIGHT = (
+    str(HERE / f"{name}.py") for name in ("engine", "attention", "kernels", "preflight")
 )
 SANITIZER = ["compute-sanitizer", "--error-exitcode", "9", "--print-limit", "20", "python"]
 PROFILER = ["ncu", "--set", "full", "--clock-control", "none", "--launch-count", "1", "--kernel-name"]
 ENGINE_START_S = 35
 PREFLIGHT_S = 55  # it compiles the kernels of the engine that the cache does not have
 # call: {name: (command behind python, the most seconds it may take)}, in the order of worth. With the preflight, the
-# seconds of each call add up to nine minutes; the three profiles of `why` are of the first launch of a kernel.
+# seconds of each call take nine minutes at most; the three profiles of `why` are of the first launch of a kernel.
 CALLS: dict[str, dict[str, tuple[list[str], int]]] = {
     "figures": {
         "check": ([ATTENTION, "--check"], 20),
@@ -66,20 +64,14 @@ CALLS: dict[str, dict[str, tuple[list[str], int]]] = {
         "profile-decode": ([*PROFILER, "_decode_kernel", "python", ATTENTION, "--only", "128 x 1024"], 25),
         "profile-shared": ([*PROFILER, "_shared_prefix_kernel", "python", ATTENTION, "--only", "one prefix"], 25),
         "kernels": ([KERNELS], 70),
-        "fp8-sweep": ([FLOAT8], 50),
-        "transformers": ([ENGINE, "transformers"], 100),
         "chats-more": ([ENGINE, "chats-more"], 80),
         "attention-more": ([ATTENTION, "--more"], 50),
-    },
-    "further": {
         "fp8": ([ENGINE, "fp8"], 60),
-        "chats-fp8-more": ([ENGINE, "chats-fp8-more"], 120),
-        "tests-more": ([*PYTEST, *MORE_TESTS], 120),
     },
 }
 PARTS = {name: part for call in CALLS.values() for name, part in call.items()}
 ONE_PROCESS_PARTS = ("decode", "prefill", "json", "shared", "offline")
-NOT_DRY = ("tests", "tests-more", "sanitizer", "profile-prefill", "profile-decode", "profile-shared")
+NOT_DRY = ("tests", "sanitizer", "profile-prefill", "profile-decode", "profile-shared")
 DRY_SLOWDOWN = 5  # a dry run may share its cores
 
 
@@ -91,18 +83,12 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = (folder / "gpu.log").open("a", encoding="utf-8")
 
-    @property
-    def machine(self) -> dict[str, str]:
-        """As the preflight found it."""
-        found: dict[str, str] = self.parts["preflight"].get("machine", {})
-        return found
-
     def write(self) -> None:
         """Replaces gpu.json; a reader finds the old file or the new one."""
         kept = {name: {**part, "output": part["output"][-200:]} for name, part in self.parts.items()}
+        found = {name: self.parts["preflight"].get(name, {}) for name in ("machine", "limits")}
         temporary = self.folder / "gpu.json.new"
-        limits = self.parts["preflight"].get("limits", {})
-        temporary.write_text(json.dumps({"machine": self.machine, "limits": limits, "parts": kept}, indent=1))
+        temporary.write_text(json.dumps({**found, "parts": kept}, indent=1))
         temporary.replace(self.folder / "gpu.json")
 
     def run(self, title: str, command: list[str], seconds: float) -> dict[str, Any]:
@@ -139,7 +125,7 @@ def main() -> int:
         names = todo.pop(0)
         command = [ENGINE, *names] if len(names) > 1 else list(PARTS[names[0]][0])
         command += ["--dry"] if arguments.dry else ["--shape", arguments.shape] if command[0] == ENGINE else []
-        command += limits_option(preflight) if kind_of(names[0]) in ("engine", "kernels", "transformers") else []
+        command += limits_option(preflight) if kind_of(names[0]) in ("engine", "kernels") else []
         seconds = min(slowdown * most_seconds(names), deadline - time.monotonic())
         part = report.run(", ".join(names), command, seconds)
         if len(names) > 1 and part["state"] != "no time left":
@@ -171,7 +157,7 @@ def most_seconds(names: list[str]) -> int:
 
 def kind_of(name: str) -> str:
     """The key of a part in `preflight.MODULES`."""
-    if name in ("tests", "tests-more", "transformers"):
+    if name == "tests":
         return name
     first = PARTS[name][0][0]
     return "engine" if first == ENGINE else first if first in part_process.TOOLS else "kernels"
@@ -196,22 +182,20 @@ def processes(chosen: list[str]) -> list[list[str]]:
 
 
 def conclude(report: Report, chosen: list[str]) -> int:
-    """Prints the end of the report. Returns the exit code: 0 if every chosen part ended well and no check failed."""
-    show(report)
-    skipped = [title for title, part in report.parts.items() if part["state"] == "no time left"]
-    left = [name for title in skipped for name in title.split(", ") if name in PARTS]
-    if left:
-        print(f"\nno time was left for: {', '.join(left)}\n  python benchmarks/gpu/all.py --only {','.join(left)}")
-    print(f"\nall of it is in {report.folder}")
+    """Prints the machine, the figures that have a goal, and what was left out. Returns the exit code: 0 if every chosen
+    part ended well and no check failed."""
     parts = report.parts
-    done = {name for title, part in parts.items() for name in (*part["done"], *finished_parts(title, part))}
-    failures = sum(len(part["failures"]) for part in parts.values())
-    return 0 if done.issuperset([*chosen, "preflight"]) and not failures else 1
-
-
-def finished_parts(title: str, part: dict[str, Any]) -> list[str]:
-    """The parts of a process that came to its end."""
-    return title.split(", ") if part["state"] == "done" else []
+    print("\n" + ", ".join(f"{key} {value}" for key, value in parts["preflight"].get("machine", {}).items()))
+    for each in (each for part in parts.values() for each in part["figures"] if each.get("goal") is not None):
+        met = each["value"] <= each["goal"] if each["unit"] in ("ms", "times") else each["value"] >= each["goal"]
+        print(f"  {'met   ' if met else 'MISSED'} {each['name']:66} {each['value']:12.4g} of {each['goal']:g}")
+    skipped = ", ".join(title for title, part in parts.items() if part["state"] == "no time left").split(", ")
+    if left := ",".join(name for name in skipped if name in PARTS):
+        print(f"\nno time was left for: {left}\n  python benchmarks/gpu/all.py --only {left}")
+    print(f"\nall of it is in {report.folder}")
+    done = {name for part in parts.values() for name in part["done"]}
+    done |= {name for title, part in parts.items() if part["state"] == "done" for name in title.split(", ")}
+    return 0 if done.issuperset([*chosen, "preflight"]) and not any(part["failures"] for part in parts.values()) else 1
 
 
 def print_part(name: str, part: dict[str, Any]) -> None:
@@ -226,15 +210,6 @@ def print_part(name: str, part: dict[str, Any]) -> None:
         print(f"  WRONG {failure}", flush=True)
     if part["state"] != "done" or any(part.get("missing", {}).values()):
         print("   " + "\n   ".join(part["output"][-25:]), flush=True)
-
-
-def show(report: Report) -> None:
-    """The machine, and every figure that has a goal, in one table."""
-    print("\n" + ", ".join(f"{key} {value}" for key, value in report.machine.items()))
-    for each in (each for part in report.parts.values() for each in part["figures"]):
-        if each.get("goal") is not None:
-            met = each["value"] <= each["goal"] if each["unit"] in ("ms", "times") else each["value"] >= each["goal"]
-            print(f"  {'met   ' if met else 'MISSED'} {each['name']:66} {each['value']:12.4g} of {each['goal']:g}")
 
 
 if __name__ == "__main__":

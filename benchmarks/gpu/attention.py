@@ -1,6 +1,6 @@
 """Measures paged attention on a GPU against its copy bandwidth and matrix rate.
 
-    python benchmarks/gpu/attention.py [--check] [--more] [--sweep] [--only WORD]
+    python benchmarks/gpu/attention.py [--check] [--more] [--sweep] [--only WORD] [--dry]
 
 Every case is first compared with the reference; a case that fails is reported, and the others continue. A step is
 captured in a CUDA graph with a plan and four layers, each with its own cache (larger than the L2 cache together), and
@@ -11,12 +11,12 @@ the decode and the prefill kernel. Without these, prompts are also compared with
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import machine
 import torch
@@ -79,20 +79,12 @@ def small_case(case: Case) -> Case:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="only compare with the reference, at small sizes")
-    parser.add_argument("--more", action="store_true", help="the other cases")
-    parser.add_argument("--sweep", action="store_true", help="other block shapes too")
-    parser.add_argument("--only", default="", help="only cases whose name holds this")
-    parser.add_argument("--dry", action="store_true", help="small, once, without a GPU")
-    machine.add_limits_option(parser)
-    arguments = parser.parse_args()
+    arguments = machine.options(__doc__, check=False, more=False, sweep=False, only="")
     machine.require()
     bandwidth, rate = (1.0, 1.0) if arguments.check else machine.limits()[:2]
     failures = 0
     cases = [small_case(case) for case in (*CASES, MORE[0])] if arguments.check else MORE if arguments.more else CASES
-    cases = [case for case in cases if arguments.only in case.name]
-    for case in map(dry_run_case, cases) if DRY else cases:
+    for case in (dry_run_case(case) if DRY else case for case in cases if arguments.only in case.name):
         for blocks in [None, *(candidates(case) if arguments.sweep else [])]:
             try:
                 with tile_forced(case, blocks):
@@ -101,7 +93,7 @@ def main() -> None:
                         continue
                     is_right, seconds = measure(case, bandwidth, rate, blocks)
             except Exception as error:  # a kernel that does not compile; the other cases may
-                machine.report_failure(f"{case.name}, {case.cache}, blocks {blocks or 'chosen'}", error)
+                machine.report_failure(title(case, blocks), error)
                 failures += 1
                 continue
             failures += not is_right
@@ -157,10 +149,7 @@ def measure(case: Case, bandwidth: float, rate: float, blocks: Any) -> tuple[boo
 
     Returns whether it is right, and the seconds of a layer.
     """
-    torch.manual_seed(0)
-    layout, pages = layout_of(case)
-    q, layers = inputs_of(case, pages)
-    error = worst_error(layout, q, layers[0])
+    error, layout, q, layers = checked(case)
     seconds = step_seconds(case, layout, q, layers)
     if case.shared:
         plain_s = step_seconds(case, replace(layout, shared=None), q, layers)
@@ -173,34 +162,32 @@ def measure(case: Case, bandwidth: float, rate: float, blocks: Any) -> tuple[boo
         pairs = case.rows * case.q_len * (2 * case.kv_len - case.q_len + 1) / 2
         speed = 4 * pairs * HEADS * DIM / seconds
         share, unit, more = speed / rate, "share", {"TFLOP/s": speed / 1e12}
-    goal = None if blocks else case.goal  # tiles that were tried by hand have none
-    is_right = error < MAX_ERROR
+    goal, is_right = None if blocks else case.goal, error < MAX_ERROR  # tiles that were tried by hand have no goal
     machine.report(title(case, blocks), share, unit, goal, ok=is_right, error=error, us=seconds * 1e6, **more)
     return is_right, seconds
 
 
 def compare(case: Case) -> bool:
     """Compares a case with the reference and times nothing. Returns whether it is right."""
+    error, *_ = checked(case)
+    machine.report(f"{title(case, None)}: difference from the reference", error, "", ok=error < MAX_ERROR)
+    return error < MAX_ERROR
+
+
+def checked(case: Case) -> tuple[float, AttentionLayout, torch.Tensor, list[AttentionLayer]]:
+    """The largest difference of a case from the reference, and its inputs."""
+    from plait.kernels.triton.attention.paged import attend
+
     torch.manual_seed(0)
     layout, pages = layout_of(case)
     q, layers = inputs_of(case, pages)
-    error = worst_error(layout, q, layers[0])
-    machine.report(f"{title(case, None)}: difference from the reference", error, "", ok=error < MAX_ERROR)
-    return error < MAX_ERROR
+    difference = attend(q, layers[0], layout).float() - ops.paged_attention(q, layers[0], layout).float()
+    return float(difference.abs().max()), layout, q, layers
 
 
 def title(case: Case, blocks: Any) -> str:
     cache = str(case.cache).removeprefix("torch.")
     return f"{case.name}, pages of {case.page_size}, {cache}, blocks {blocks or 'chosen'}"
-
-
-def worst_error(layout: AttentionLayout, q: torch.Tensor, layer: AttentionLayer) -> float:
-    """The largest difference from the reference."""
-    from plait.kernels.triton.attention.paged import attend
-
-    found = attend(q, layer, layout)
-    wanted = ops.paged_attention(q, layer, layout)
-    return float((found.float() - wanted.float()).abs().max())
 
 
 def step_seconds(case: Case, layout: AttentionLayout, q: torch.Tensor, layers: list[AttentionLayer]) -> float:
@@ -229,14 +216,8 @@ def candidates(case: Case) -> list[Any]:
     from plait.kernels.triton.attention.tile_config import TileConfig
 
     if case.q_len > 1:
-        return [
-            TileConfig(128, 64, 8, 2, overlaps=True),
-            TileConfig(128, 128, 8, 2),
-            TileConfig(128, 64, 8, 2),
-            TileConfig(128, 64, 8, 3),
-            TileConfig(128, 64, 4, 2),
-            TileConfig(64, 64, 4, 2),
-        ]
+        shapes = [(128, 128, 8, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 4, 2), (64, 64, 4, 2)]
+        return [TileConfig(128, 64, 8, 2, overlaps=True), *(TileConfig(*shape) for shape in shapes)]
     shapes = [(32, 4), (64, 2), (64, 3), (64, 4), (128, 2), (128, 3)]
     return [TileConfig(16, keys, warps, stages) for keys, stages in shapes for warps in (4, 8)]
 
@@ -246,17 +227,13 @@ def tile_forced(case: Case, blocks: Any) -> Iterator[None]:
     """Puts one block shape in the place of what the rules choose."""
     from plait.kernels.triton.attention import decode, paged, split_kv_plan
 
-    targets = [(paged, "prefill_tile_config")] if case.q_len > 1 else []
+    targets = [(paged, "prefill_tile_config")]
     if case.q_len == 1:
         targets = [(decode, "decode_tile_config"), (split_kv_plan, "decode_tile_config")]
-    kept = [getattr(module, name) for module, name in targets]
-    try:
+    with contextlib.ExitStack() as stack:
         for module, name in targets if blocks is not None else []:
-            setattr(module, name, lambda *shape: blocks)
+            stack.enter_context(mock.patch.object(module, name, return_value=blocks))
         yield
-    finally:
-        for (module, name), original in zip(targets, kept, strict=True):
-            setattr(module, name, original)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -27,21 +26,6 @@ from unittest import mock
 
 ROOT = Path(__file__).parents[2]
 LOADED = (".cubin", ".json")  # of a kernel's files, what Triton needs to launch it
-OPTIONS_OF_A_MACHINE = ("extern_libs",)  # paths; Triton fills them in
-
-
-class Recorder:
-    """Triton's hook: keeps what would be compiled, and lets nothing be compiled or launched."""
-
-    def __init__(self) -> None:
-        self.launches: dict[tuple[str, str, str], None] = {}
-
-    def __call__(self, *, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        data = json.loads(compile["specialization_data"])
-        for name in OPTIONS_OF_A_MACHINE:
-            data["options"].pop(name, None)
-        self.launches[fn.module, fn.name, json.dumps(data)] = None
-        return True
 
 
 def record(file: Path, workloads: dict[str, Callable[[], None]]) -> None:
@@ -50,15 +34,24 @@ def record(file: Path, workloads: dict[str, Callable[[], None]]) -> None:
     import triton
     from no_driver import install_no_driver
 
+    launches: dict[tuple[str, str, str], None] = {}
+
+    def keep(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        """Triton's hook: keeps what would be compiled, and lets nothing be compiled or launched."""
+        data = json.loads(compile["specialization_data"])
+        data["options"].pop("extern_libs", None)  # paths of a machine; Triton fills them in
+        launches[fn.module, fn.name, json.dumps(data)] = None
+        return True
+
     install_no_driver()
-    recorder = triton.knobs.runtime.jit_cache_hook = Recorder()
+    triton.knobs.runtime.jit_cache_hook = keep
     with torch.inference_mode():
         for name, workload in workloads.items():
-            before = len(recorder.launches)
+            before = len(launches)
             workload()
-            print(f"{name}: {len(recorder.launches) - before} more launches", flush=True)
-    launches = [{"module": module, "name": name, "data": data} for module, name, data in recorder.launches]
-    file.write_text(json.dumps({"triton": triton.__version__, "launches": launches}))
+            print(f"{name}: {len(launches) - before} more launches", flush=True)
+    listed = [{"module": module, "name": name, "data": data} for module, name, data in launches]
+    file.write_text(json.dumps({"triton": triton.__version__, "launches": listed}))
     print(f"{len(launches)} launches of Triton {triton.__version__}")
 
 
@@ -99,21 +92,14 @@ def run_engine(**settings: Any) -> None:
     def no_product(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
         return x.new_zeros((*x.shape[:-1], len(weight)))
 
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(RandomCheckpoint, "tensor", empty))
-        stack.enter_context(mock.patch.object(functional, "linear", no_product))
-        stack.enter_context(mock.patch.object(torch, "mm", lambda a, b, out: out))
-        bench = workbench(
-            "llama-3-8b-one-layer",
-            "cpu",
-            kernels=triton_kernels(torch.bfloat16),
-            stream=NoStream(torch.device("cpu")),
-            dtype="bfloat16",
-            max_batch_rows=512,
-            max_pages=100_000,
-            prompt_lookup=False,
-            **settings,
-        )
+    random, product = (
+        mock.patch.object(RandomCheckpoint, "tensor", empty),
+        mock.patch.object(functional, "linear", no_product),
+    )
+    with random, product, mock.patch.object(torch, "mm", lambda a, b, out: out):
+        made = {"kernels": triton_kernels(torch.bfloat16), "stream": NoStream(torch.device("cpu")), "dtype": "bfloat16"}
+        made |= {"max_batch_rows": 512, "max_pages": 100_000, "prompt_lookup": False}
+        bench = workbench("llama-3-8b-one-layer", "cpu", **made, **settings)
         [shared] = prompts([9000], 4096, 9)
         texts = [*prompts([5, 300, 3000], 4096), *(shared + own for own in prompts([32] * 4, 4096, 3))]
         for number, text in enumerate(texts):

@@ -1,6 +1,6 @@
-"""Measures the engine on a GPU: decode, prompts, JSON beside free text, 1,000 chats, and transformers for comparison.
+"""Measures the engine on a GPU: decode, prompts, JSON beside free text, 1,000 chats, and narrow weights.
 
-    python benchmarks/gpu/engine.py decode json shared prefill offline transformers int4 [--shape llama-3-8b]
+    python benchmarks/gpu/engine.py decode json shared prefill offline int4 [--shape llama-3-8b]
 
 Runs any of these parts in one process; a part that fails is reported, and the next one starts. Prints one JSON object
 per line: {"name", "value", "unit", "goal", ...}, and {"done": part} after each part. Weights are random, which does not
@@ -10,7 +10,6 @@ change the times.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import json
 import math
@@ -18,22 +17,18 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import machine
 import torch
 from chat_lengths import chat_lengths
 from roofline import Machine, ceiling
-from transformers_speed import transformers_speed
 from workbench import SHAPES, Workbench, prompts, workbench
 
 from plait.constrained import JsonSchema
 from plait.runtime.weights.checkpoint import expected_shapes
-
-with contextlib.suppress(ValueError):
-    sys.path.remove(str(Path(__file__).parent))  # transformers would take the kernels.py here for a package of its own
 
 SCHEMA = {
     "type": "object",
@@ -61,17 +56,15 @@ def now(bench: Workbench) -> float:
     return time.perf_counter()
 
 
-def limits(float8: bool = False) -> tuple[float, float]:
-    """(bytes per second of a copy, FLOP/s of a product in bf16 or fp8), as measured before any engine."""
+def limits(bench: Workbench) -> tuple[float, float]:
+    """(bytes per second of a copy, FLOP/s of a product in the weights' dtype), as measured before any engine."""
     found = machine.limits()
-    return found.copy, found.fp8 if float8 else found.bf16
+    return found.copy, found.fp8 if bench.runner.weight_format == "as-stored" else found.bf16
 
 
 def weight_bytes(bench: Workbench) -> int:
     """Of what one token reads: all weights but the embedding's table."""
-    model = bench.runner.model
-    layers = [getattr(p, "nbytes", 0) for layer in model.layers for p in tensors(layer)]
-    return sum(layers) + sum(p.nbytes for p in tensors(model.head))
+    return sum(part.nbytes for part in tensors((tuple(bench.runner.model.layers), bench.runner.model.head)))
 
 
 def tensors(part: Any) -> Iterator[torch.Tensor]:
@@ -82,15 +75,14 @@ def tensors(part: Any) -> Iterator[torch.Tensor]:
         for each in part:
             yield from tensors(each)
     elif hasattr(part, "__dataclass_fields__"):
-        for name in part.__dataclass_fields__:
-            yield from tensors(getattr(part, name))
+        yield from tensors(tuple(getattr(part, name) for name in part.__dataclass_fields__))
 
 
 # -- the parts ------------------------------------------------------------------------------------
 
 
 def decode(bench: Workbench, device: str) -> Iterator[Figure]:
-    bandwidth, _ = limits()
+    bandwidth, _ = limits(bench)
     count, length = (60, 1000) if device != "cpu" else (4, 20)
     for rows, goal in ((64, 0.7), (1, 0.8), (16, None)) if device != "cpu" else ((1, 0.8), (3, 0.7)):
         seconds, before = step_seconds(bench, prompts([length] * rows, bench.runner.config.vocab_size, rows), count)
@@ -160,7 +152,7 @@ def replay_seconds(bench: Workbench, rows: int) -> float | None:
 
 
 def prefill(bench: Workbench, device: str) -> Iterator[Figure]:
-    _, rate = limits(holds_float8(bench))
+    _, rate = limits(bench)
     model, length = bench.runner.config, 4096 if device != "cpu" else 20
     layers = layer_weights(bench)
     for seed in range(3 if device != "cpu" else 1):  # the first compiles
@@ -177,26 +169,26 @@ def prefill(bench: Workbench, device: str) -> Iterator[Figure]:
 
 
 def constrained(bench: Workbench, device: str) -> Iterator[Figure]:
-    rows, seconds, tokens, forced = 16 if device != "cpu" else 2, {}, {}, 0
-    most = 96 if device != "cpu" else 20
+    rows, most, speed = 16 if device != "cpu" else 2, 96 if device != "cpu" else 20, {}
+    texts = prompts([64] * rows, bench.runner.config.vocab_size, 5)
     for _ in range(2):  # the first time compiles
         for kind, spec in (("free", None), ("JSON", JsonSchema(SCHEMA))):
             bench.flush()
-            texts = prompts([64] * rows, bench.runner.config.vocab_size, 5)
-            numbers = [bench.call(p, most, spec, temperature=0.8, seed=i, ignore_eos=spec is None) for i, p in
-                       enumerate(texts)]  # fmt: skip
+            numbers = [
+                bench.call(text, most, spec, temperature=0.8, seed=i, ignore_eos=spec is None)
+                for i, text in enumerate(texts)
+            ]
             while bench.engine_loop.calls.num_compiling or bench.inbox.requests:
                 bench.step()
             begun = now(bench)
             bench.finish()
-            seconds[kind] = now(bench) - begun
+            seconds = now(bench) - begun
             usages = [bench.inbox.ends[number].usage for number in numbers]
-            tokens[kind] = sum(usage.completion_tokens for usage in usages)
             forced = sum(usage.forced_tokens for usage in usages)
-    speed = {kind: tokens[kind] / seconds[kind] for kind in seconds}
-    sampled = (tokens["JSON"] - forced) / seconds["JSON"]
+            speed[kind] = sum(usage.completion_tokens for usage in usages) / seconds
     yield figure(f"{rows} streams, free", speed["free"], "tok/s")
     yield figure(f"{rows} streams, JSON", speed["JSON"], "tok/s", forced=forced)
+    sampled = speed["JSON"] - forced / seconds
     yield figure("JSON over free, forced tokens not counted", sampled / speed["free"], "x", 0.98)
     yield figure("JSON over free", speed["JSON"] / speed["free"], "x")
     bench.flush()
@@ -224,24 +216,17 @@ def offline(bench: Workbench, device: str) -> Iterator[Figure]:
 
 
 CHAT_ROWS = (64, 256, 512, 1000)
-TELLING_ROWS = (512,)  # the default of a pool as large as this model's; `offline` has 256
-OTHER_ROWS = (1000, 64)
 
 
 def shares_of_ceilings(bench: Workbench, lengths: list[tuple[int, int]], speed: float) -> Iterator[Figure]:
     """The output speed over the most that the load allows at several numbers of rows; the goal is for the engine's."""
-    bandwidth, rate = limits(holds_float8(bench))
+    bandwidth, rate = limits(bench)
     flop, own = 2.0 * layer_weights(bench), bench.engine_loop.batch_scheduler.max_batch_rows
     gpu = Machine(bandwidth, rate, weight_bytes(bench), bench.runner.page_bytes, flop)
     for rows in sorted({*CHAT_ROWS, own}):
         most = ceiling(lengths, rows, bench.runner.max_batch_tokens, gpu)
         name = f"{len(lengths)} chats: share of the ceiling of {rows} rows"
         yield figure(name, speed / most, "", 0.95 if rows == own else None, ceiling=most)
-
-
-def holds_float8(bench: Workbench) -> bool:
-    """Whether the layers' matrices are held in fp8."""
-    return bench.runner.weight_format == "as-stored"
 
 
 def layer_weights(bench: Workbench) -> int:
@@ -268,90 +253,34 @@ def steady(name: str, bench: Workbench, before: dict[str, int]) -> Figure:
     return figure(f"{name}: captures and compilations", found, "times", 0.0, **more)
 
 
-def compare_with_transformers(shape: str, device: str) -> Iterator[Figure]:
-    """64 streams, on prompts of their own and on prompts that share all but a few tokens; 1,000 chats."""
-    rows, new, prefix = (64, 128, 2048) if device != "cpu" else (2, 3, 20)
-    vocab = SHAPES[shape]["vocab_size"]
-    [shared] = prompts([prefix], vocab, 9)
-    loads: dict[str, tuple[list[list[int]], float | None]] = {
-        f"{rows} streams": (prompts([256 if device != "cpu" else 20] * rows, vocab), 3.0),
-        f"{rows} streams over a prefix of {prefix}": ([shared + own for own in prompts([32] * rows, vocab, 3)], 5.0),
-    }
-    chats = chat_lengths(1000) if device != "cpu" else [(9, 4), (30, 7), (4, 2)]
-    answers = {name: [new] * len(texts) for name, (texts, _) in loads.items()}
-    name = f"{len(chats)} chats"
-    loads[name], answers[name] = (prompts([a for a, _ in chats], vocab), None), [b for _, b in chats]
-    bench = workbench(shape, device, max_batch_rows=256 if device != "cpu" else 4)
-    ours = {name: our_speed(bench, texts, answers[name]) for name, (texts, _) in loads.items()}
-    bench.close()
-    del bench
-    for name, speed in ours.items():
-        yield figure(f"plait, {name}", speed, "tok/s")
-    release_memory()
-    their_speed = transformers_speed(shape, device)
-    for name, (texts, goal) in loads.items():
-        theirs = their_speed(texts, answers[name])
-        yield figure(f"transformers, {name}", theirs, "tok/s")
-        yield figure(f"plait over transformers, {name}", ours[name] / theirs, "x", goal)
-
-
-def our_speed(bench: Workbench, texts: list[list[int]], answers: list[int]) -> float:
-    """Output tokens per second, prompts included in the time, the cache empty before."""
-    for _ in range(2):  # the first time compiles
-        bench.flush()
-        for text, new in zip(texts, answers, strict=True):
-            bench.call(text, new)
-        begun = now(bench)
-        bench.finish()
-        speed = sum(answers) / (now(bench) - begun)
-    return speed
-
-
-def narrow_weights(shape: str, device: str, kind: str, settings: dict[str, Any]) -> Iterator[Figure]:
+def narrow_weights(shape: str, device: str, kind: str, **settings: Any) -> Iterator[Figure]:
     """Decode and prompts with weights of 4 or 8 bits, on an engine of its own; the roofline has their bytes."""
-    bench = workbench(shape, device, max_batch_rows=64 if device != "cpu" else 4, **settings)
-    try:
+    with closing(workbench(shape, device, max_batch_rows=64 if device != "cpu" else 4, **settings)) as bench:
         for part in (decode, prefill):
             for each in part(bench, device):
                 yield each | {"name": f"{kind}: {each['name']}", "goal": None}
-    finally:
-        bench.close()
 
 
-def chats(
-    shape: str, device: str, float8: bool = False, row_counts: tuple[int, ...] = TELLING_ROWS
-) -> Iterator[Figure]:
+def chats(shape: str, device: str, kind: str, row_counts: tuple[int, ...]) -> Iterator[Figure]:
     """The chats at several numbers of rows, each on an engine of its own, beside the ceiling of that number."""
     for rows in row_counts if device != "cpu" else (2, 3):
-        bench = workbench(shape, device, max_batch_rows=rows, float8=float8)
-        try:
-            yield figure(f"{weight_kind(float8)}, {rows} rows: weights read by a step", weight_bytes(bench) / 1e9, "GB")
+        with closing(workbench(shape, device, max_batch_rows=rows, float8=kind == "fp8")) as bench:
+            yield figure(f"{kind}, {rows} rows: weights read by a step", weight_bytes(bench) / 1e9, "GB")
             for each in offline(bench, device):
                 if "ceiling of" not in each["name"] or each["goal"] is not None:
-                    yield each | {"name": f"{weight_kind(float8)}, {rows} rows: {each['name']}"}
-        finally:
-            bench.close()
+                    yield each | {"name": f"{kind}, {rows} rows: {each['name']}"}
         bench = None
         release_memory()
 
 
-def weight_kind(float8: bool) -> str:
-    """The name of a load's weights in figures."""
-    return "fp8" if float8 else "bf16"
-
-
 PARTS = {"decode": decode, "json": constrained, "shared": shared, "prefill": prefill, "offline": offline}
-
-
-OWN_ENGINE_PARTS = {
-    "transformers": compare_with_transformers,
-    "chats": chats,
-    "chats-fp8": partial(chats, float8=True),
-    "chats-more": partial(chats, row_counts=OTHER_ROWS),
-    "chats-fp8-more": partial(chats, float8=True, row_counts=(256, *OTHER_ROWS)),
-    "int4": partial(narrow_weights, kind="int4", settings={"weights": "int4"}),
-    "fp8": partial(narrow_weights, kind="fp8", settings={"float8": True}),
-}  # with engines of their own
+OWN_ENGINE_PARTS = {  # with engines of their own; 512 rows: the default of a pool as large as this model's
+    "chats": partial(chats, kind="bf16", row_counts=(512,)),
+    "chats-fp8": partial(chats, kind="fp8", row_counts=(512,)),
+    "chats-more": partial(chats, kind="bf16", row_counts=(1000, 64)),
+    "int4": partial(narrow_weights, kind="int4", weights="int4"),
+    "fp8": partial(narrow_weights, kind="fp8", float8=True),
+}
 
 
 def figures(parts: list[str], shape: str, device: str) -> Iterator[Figure]:
@@ -393,7 +322,7 @@ def main() -> int:
     parser.add_argument("--shape", default="llama-3-8b", choices=SHAPES)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dry", action="store_true", help="a tiny model on the CPU, in a GPU's buffers")
-    machine.add_limits_option(parser)
+    parser.add_argument("--limits", metavar="COPY,BF16,FP8", help="of the GPU, in B/s and FLOP/s (default: measured)")
     arguments = parser.parse_args()
     if arguments.dry:
         arguments.shape, arguments.device = "tiny", "cpu"

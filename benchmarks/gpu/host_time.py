@@ -1,6 +1,6 @@
 """Measures the host's time of a step without a GPU: the real engine over launches and graphs that do nothing.
 
-    python benchmarks/gpu/host_time.py [--rows 64] [--chunk 256] [--layers 32] [--profile decode|mixed]
+    python benchmarks/gpu/host_time.py [--rows 64] [--chunk 256] [--layers 32] [--steps 100]
 
 The model has the layers and heads of Llama 3 8B, and few channels. Triton binds the arguments of its kernels as on a
 GPU (they are compiled for sm_90); only the calls of the driver and of CUDA are left out. Captured work is run
@@ -10,9 +10,7 @@ once, at its capture. Prints one JSON object a line.
 from __future__ import annotations
 
 import argparse
-import cProfile
 import gc
-import pstats
 import statistics
 import sys
 import time
@@ -22,9 +20,11 @@ from unittest import mock
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import machine
+from common.options import parsed
 from no_driver import NoDriver, install_no_driver
 from workbench import ImmediateStream, Workbench, prompts, workbench
 
@@ -70,30 +70,19 @@ def overlapping_caches(
     return [LayerCache(layer[0], layer[1]) for layer in both]
 
 
-def measured(step: Callable[[], None], count: int, is_profiled: bool) -> tuple[list[float], list[float]]:
-    """Seconds of `count` steps, and of the processor; prints the functions with the most time if they are asked for."""
-    seconds, processor_seconds, profile = [], [], cProfile.Profile()
+def measured(step: Callable[[], None], count: int) -> tuple[list[float], list[float]]:
+    """Seconds of `count` steps, and of the processor."""
+    seconds, processor_seconds = [], []
     for _ in range(count):
         begun, processor_begun = time.perf_counter(), time.thread_time()
-        if is_profiled:
-            profile.enable()
         step()
-        profile.disable()
         seconds.append(time.perf_counter() - begun)
         processor_seconds.append(time.thread_time() - processor_begun)
-    if is_profiled:
-        pstats.Stats(profile).sort_stats("tottime").print_stats(35)
     return seconds, processor_seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--chunk", type=int, default=256, help="prompt tokens of a mixed step")
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--profile", choices=("decode", "mixed"))
-    arguments = parser.parse_args()
+    arguments = parsed(__doc__, rows=64, chunk=256, layers=32, steps=100)
     no_driver = install_no_driver()
     from plait.kernels.triton.operators import triton_kernels
 
@@ -136,7 +125,7 @@ def measure_steps(
     for _ in range(10):
         bench.step()
     launches, replays, piecewise = no_driver.num_launches, stream.num_replays, steps.num_piecewise
-    seconds, processor_seconds = measured(bench.step, count, arguments.profile == kind)
+    seconds, processor_seconds = measured(bench.step, count)
     if steps.num_piecewise - piecewise != (count if kind == "mixed" else 0) or steps.graphs.num_late_captures:
         raise RuntimeError(f"not every step was {kind}, or a graph was captured late")
     name = f"{arguments.rows} rows" + (f", {arguments.chunk} of a prompt" if kind == "mixed" else "")

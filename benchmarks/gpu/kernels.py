@@ -1,46 +1,31 @@
 """Measures the Triton kernels other than attention against the GPU's copy bandwidth and matrix rate.
 
-    python benchmarks/gpu/kernels.py [--only WORD]
+    python benchmarks/gpu/kernels.py [--only WORD] [--dry]
 
-Each operator is first compared with its reference, then captured in a CUDA graph (which fails if the operator waits
-for the device) and replayed. Times are medians by CUDA events, with the L2 cache overwritten in between. `share` is the
-fraction of this GPU's copy bandwidth, or of its bfloat16 matrix rate, both measured first.
+Each operator is captured in a CUDA graph and replayed (tests/gpu and tests/kernels/triton compare it with its
+reference). Times are medians by CUDA events, with the L2 cache overwritten in between. `share` is the fraction of this
+GPU's copy bandwidth, or of its bfloat16 matrix rate, both measured first.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import machine
-import reference_experts
-import reference_float32
-import reference_matmul as matmul
-import reference_sampling
 import torch
 from machine import DEVICE, DRY, DTYPE
 
 from plait.kernels import quantized_weights
-from plait.kernels.coded_weights import CodedWeight, weight_from_gguf
+from plait.kernels.coded_weights import weight_from_gguf
 from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
-from plait.kernels.reference import ops
 from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
 
 FLUSH_BYTES = 1 if DRY else 256 << 20  # several times an H200's L2
-
-
-@dataclass(frozen=True)
-class Case:
-    """`amount`: bytes moved at least (unit "B") or floating point operations (unit "FLOP") of one call."""
-
-    name: str
-    call: Callable[[], Any]
-    expected: Callable[[], Any]
-    amount: float
-    unit: str
-    tolerance: float = 2e-2  # of the largest value
+FEW = 64  # tokens up to which a product is bound by its weights
+Case = tuple[str, Callable[[], Any], float, float]  # name, call, bytes moved at least, floating point operations
 
 
 def randn(*shape: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
@@ -52,73 +37,36 @@ def row_cases() -> Iterator[Case]:
 
     width, inner = (64, 96) if DRY else (4096, 14336)
     for rows in (1, 3) if DRY else (1, 64, 8192):
-        x, residual, weight = randn(rows, width), randn(rows, width), randn(width)
-        out = torch.empty_like(x)
-        yield Case(
-            f"residual + RMSNorm, {rows} x {width}",
-            lambda x=x, r=residual, w=weight, o=out: norm.add_rms_norm(x, r, w, 1e-5, out=o),
-            # the call has already added x to the residual
-            lambda r=residual, w=weight: ops.rms_norm(r, w, 1e-5),
-            rows * width * 8,
-            "B",
-        )
-        gate_up = randn(rows, 2 * inner)
-        gated = torch.empty_like(gate_up[:, :inner])
-        yield Case(
-            f"SwiGLU, {rows} x {inner}",
-            lambda g=gate_up, o=gated: activation.silu_and_multiply(g, o),
-            lambda g=gate_up: reference_float32.silu_and_multiply(g),
-            rows * inner * 6,
-            "B",
-        )
-
-
-def sampling_rows(rows: int, **fields: float) -> SamplingInputs:
-    filled = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0, **fields}
-    columns = {
-        name: torch.full((rows,), value, dtype=torch.int32 if name == "top_k" else torch.float32, device=DEVICE)
-        for name, value in filled.items()
-    }
-    indices = torch.arange(rows, device=DEVICE)
-    return SamplingInputs(**columns, seed=indices, step=indices)
+        x, gate_up = randn(rows, width), randn(rows, 2 * inner)
+        call = partial(norm.add_rms_norm, x, randn(rows, width), randn(width), 1e-5, out=torch.empty_like(x))
+        yield f"residual + RMSNorm, {rows} x {width}", call, rows * width * 8, 0.0
+        call = partial(activation.silu_and_multiply, gate_up, torch.empty_like(gate_up[:, :inner]))
+        yield f"SwiGLU, {rows} x {inner}", call, rows * inner * 6, 0.0
 
 
 def sampling_cases() -> Iterator[Case]:
     from plait.kernels.triton.sampling import logprobs, sampler
 
-    kinds: dict[str, dict[str, float]] = {
-        "greedy": {"temperature": 0.0},
-        "plain": {},
-        "top-p 0.9": {"top_p": 0.9},
-        "top-k 50, top-p 0.9, min-p 0.05": {"top_k": 50, "top_p": 0.9, "min_p": 0.05},
-        "a flat nucleus": {"top_p": 0.9, "temperature": 4.0},
+    kinds = {  # temperature, top_k, top_p, min_p
+        "greedy": (0.0, -1, 1.0, 0.0),
+        "plain": (1.0, -1, 1.0, 0.0),
+        "top-k 50, top-p 0.9, min-p 0.05": (1.0, 50, 0.9, 0.05),
+        "a flat nucleus": (4.0, -1, 0.9, 0.0),
     }
     for vocab, rows in ((500, 2),) if DRY else ((128_256, 1), (128_256, 64), (128_256, 256), (262_144, 64)):
-        logits = randn(rows, vocab) * 3
+        logits, indices = randn(rows, vocab) * 3, torch.arange(rows, device=DEVICE)
         words = torch.randint(-(2**31), 2**31, (rows, -(-vocab // 32)), device=DEVICE).int()
-        adjustments = LogitAdjustments(RowMasks(words, torch.arange(rows, device=DEVICE).int()))
-        work = sampler.SamplingWorkspace.allocate(rows, vocab, logits.device)
-        for kind, fields in kinds.items():
-            inputs, out = sampling_rows(rows, **fields), torch.empty(rows, dtype=torch.int32, device=DEVICE)
-            yield Case(
-                f"sampling, {kind}, masked, {rows} x {vocab}",
-                lambda g=logits, i=inputs, s=adjustments, o=out, w=work: sampler.sample(g, i, s, o, w),
-                lambda g=logits, i=inputs, s=adjustments: reference_sampling.sample(g, i, s),
-                rows * vocab * 2.125,
-                "B",
-                tolerance=0.0,
-            )
-        yield Case(
-            f"top 20 logprobs, {rows} x {vocab}",
-            lambda g=logits: logprobs.top_logprobs(g, 20)[0],
-            lambda g=logits: reference_sampling.top_logprobs(g, 20)[0],
-            rows * vocab * 2,
-            "B",
-            tolerance=1e-4,
-        )
+        adjustments = LogitAdjustments(RowMasks(words, indices.int()))
+        work, out = sampler.SamplingWorkspace.allocate(rows, vocab, logits.device), torch.empty_like(indices).int()
+        for kind, (temperature, top_k, top_p, min_p) in kinds.items():
+            t, p, m = (torch.full((rows,), value, device=DEVICE) for value in (temperature, top_p, min_p))
+            k = torch.full((rows,), top_k, dtype=torch.int32, device=DEVICE)
+            call = partial(sampler.sample, logits, SamplingInputs(t, k, p, m, indices, indices), adjustments, out, work)
+            yield f"sampling, {kind}, masked, {rows} x {vocab}", call, rows * vocab * 2.125, 0.0
+        yield f"top 20 logprobs, {rows} x {vocab}", partial(logprobs.top_logprobs, logits, 20), rows * vocab * 2, 0.0
 
 
-def random_gguf_weight(name: str, outs: int, channels: int) -> CodedWeight:
+def random_gguf_weight(name: str, outs: int, channels: int) -> Any:
     """Blocks of random bytes, but with a scale (and minimum) of 2^-12 in every block."""
     values, size = GGUF_BLOCK_SHAPES[name]
     blocks = torch.randint(0, 256, (outs * channels // values, size), dtype=torch.uint8, device=DEVICE)
@@ -128,41 +76,19 @@ def random_gguf_weight(name: str, outs: int, channels: int) -> CodedWeight:
 
 
 def quantized_cases() -> Iterator[Case]:
-    from plait.kernels.triton.linear import coded_matmul, quantized_linear, quantized_matmul
+    from plait.kernels.triton.linear import quantized_linear
 
     for outs, channels in ((64, 256),) if DRY else ((4096, 4096), (28672, 4096), (4096, 14336)):
         dense = randn(outs, channels, dtype=torch.float32)
-        four = {group: quantized_weights.quantize_int4(dense, group) for group in (32, 128)}
-        eight = quantized_weights.quantize_int8(dense)
-        k_formats = {name: random_gguf_weight(name, outs, channels) for name in ("Q4_K", "Q6_K")}
+        weights = {f"int4 group {group}": quantized_weights.quantize_int4(dense, group) for group in (32, 128)}
+        weights |= {name: random_gguf_weight(name, outs, channels) for name in ("Q4_K", "Q6_K")}
+        weights["int8"] = quantized_weights.quantize_int8(dense)
         for rows in (1, 20) if DRY else (1, 16, 64, 4096):
-            x = randn(rows, channels)
-            small = rows <= 64
-            for group, weight in four.items():
-                yield Case(
-                    f"int4 group {group}, {rows} x {channels} -> {outs}",
-                    lambda x=x, w=weight: coded_matmul.coded_matmul(x, w),
-                    lambda x=x, w=weight: matmul.coded_matmul(x, w),
-                    outs * channels * (0.5 + 2 / group) if small else 2.0 * rows * outs * channels,
-                    "B" if small else "FLOP",
-                )
-            for name, weight in k_formats.items():
-                yield Case(
-                    f"{name}, {rows} x {channels} -> {outs}",
-                    lambda x=x, w=weight: quantized_linear.linear(x, w),
-                    lambda x=x, w=weight: matmul.coded_matmul(x, w),
-                    sum(t.nbytes for t in vars(weight).values() if isinstance(t, torch.Tensor))
-                    if small
-                    else 2.0 * rows * outs * channels,
-                    "B" if small else "FLOP",
-                )
-            yield Case(
-                f"int8, {rows} x {channels} -> {outs}",
-                lambda x=x, w=eight: quantized_matmul.int8_matmul(x, w),
-                lambda x=x, w=eight: matmul.int8_matmul(x, w),
-                outs * channels if small else 2.0 * rows * outs * channels,
-                "B" if small else "FLOP",
-            )
+            x, flop = randn(rows, channels), 2.0 * rows * outs * channels
+            for kind, weight in weights.items():
+                size = sum(part.nbytes for part in vars(weight).values() if isinstance(part, torch.Tensor))
+                call = partial(quantized_linear.linear, x, weight)
+                yield f"{kind}, {rows} x {channels} -> {outs}", call, size if rows <= FEW else 0.0, flop
 
 
 def expert_cases() -> Iterator[Case]:
@@ -172,65 +98,32 @@ def expert_cases() -> Iterator[Case]:
         weights = randn(experts, 2 * inner, hidden)
         for tokens in (1, 5) if DRY else (1, 64, 4096):
             ids = torch.rand(tokens, experts, device=DEVICE).topk(top_k).indices.int().contiguous()
-            block = grouped.routing_block_size(ids.numel(), experts)
-            x = randn(tokens, hidden)
-            routing = grouped.sort_by_expert(ids, experts, block)
-            used = len(set(ids.flatten().tolist()))
-            few = tokens <= 64
-            yield Case(
-                f"grouped product, {tokens} tokens, {top_k} of {experts} experts, {hidden} -> {2 * inner}",
-                lambda x=x, w=weights, r=routing, k=top_k: grouped.grouped_matmul(x, w, r, k),
-                lambda x=x, w=weights, r=routing, k=top_k: reference_experts.grouped_matmul(x, w, r, k),
-                used * 4.0 * inner * hidden if few else 4.0 * ids.numel() * inner * hidden,
-                "B" if few else "FLOP",
-            )
-            yield Case(
-                f"routing, {tokens} tokens, {top_k} of {experts} experts",
-                lambda i=ids, e=experts, b=block: grouped.sort_by_expert(i, e, b).block_experts,
-                lambda i=ids, e=experts, b=block: reference_experts.sort_by_expert(i, e, b).block_experts,
-                ids.numel() * 8,
-                "B",
-                tolerance=0.0,
-            )
-
-
-def worst_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference over the largest value; for whole numbers the share that differ beyond one in 500."""
-    if not found.is_floating_point():
-        return max(0.0, float((found != expected).double().mean()) - 0.002)
-    return float((found.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-9))
-
-
-def measured(case: Case, limits: dict[str, float], flush: torch.Tensor, unit: str = "share") -> float | None:
-    """Prints the share of a limit that a case reaches. Returns its microseconds; None if it failed or is wrong."""
-    try:
-        error = worst_error(case.call(), case.expected())
-        seconds = machine.seconds_of(machine.captured(case.call), flush.zero_)
-    except Exception as failure:  # the other kernels may work
-        machine.report_failure(case.name, failure)
-        return None
-    is_right, share = error <= case.tolerance, case.amount / seconds / limits[case.unit]
-    machine.report(case.name, share, unit, ok=is_right, error=error, us=seconds * 1e6)
-    return seconds * 1e6 if is_right else None
+            name = f"{tokens} tokens, {top_k} of {experts} experts"
+            route = partial(grouped.sort_by_expert, ids, experts, grouped.routing_block_size(ids.numel(), experts))
+            call = partial(grouped.grouped_matmul, randn(tokens, hidden), weights, route(), top_k)
+            size, flop = len(ids.unique()) * 4.0 * inner * hidden, 4.0 * ids.numel() * inner * hidden
+            yield f"grouped product, {name}, {hidden} -> {2 * inner}", call, size if tokens <= FEW else 0.0, flop
+            yield f"routing, {name}", route, ids.numel() * 8, 0.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", default="", help="only cases whose name holds this")
-    parser.add_argument("--dry", action="store_true", help="small, once, without a GPU")
-    machine.add_limits_option(parser)
-    arguments = parser.parse_args()
+    arguments = machine.options(__doc__, only="")
     machine.require()
     torch.manual_seed(0)
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=DEVICE)
-    limits = {"B": machine.limits().copy, "FLOP": machine.limits().bf16}
-    wrong = 0
-    for cases in (row_cases, sampling_cases, quantized_cases, expert_cases):
-        for case in cases():
-            if arguments.only in case.name:
-                wrong += measured(case, limits, flush) is None
-    if wrong:
-        raise SystemExit(f"{wrong} operators failed or differ from their reference")
+    limits = machine.limits()
+    flush, failures = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=DEVICE), 0
+    for name, call, size, flop in chain(row_cases(), sampling_cases(), quantized_cases(), expert_cases()):
+        if arguments.only in name:
+            try:
+                seconds = machine.seconds_of(machine.captured(call), flush.zero_)
+            except Exception as failure:  # the other kernels may work
+                machine.report_failure(name, failure)
+                failures += 1
+                continue
+            least = size / limits.copy if size else flop / limits.bf16
+            machine.report(name, least / seconds, "share", us=seconds * 1e6)
+    if failures:
+        raise SystemExit(f"{failures} operators failed")
 
 
 if __name__ == "__main__":

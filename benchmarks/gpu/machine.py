@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "support" / "kernels"))  # the kernels' references
+sys.path.append(str(Path(__file__).parents[1]))
 DRY = "--dry" in sys.argv
 if DRY:
     os.environ["TRITON_INTERPRET"] = "1"
 
 import torch  # noqa: E402
+from common.options import parsed  # noqa: E402
 
 DEVICE = "cpu" if DRY else "cuda"
 DTYPE = torch.float16 if DRY else torch.bfloat16  # the interpreter has no bfloat16 products
 REPEATS = 1 if DRY else 30
+SIZE = 64 if DRY else 8192  # of the matrices whose products are timed
 
 
 def mend_interpreter() -> None:
@@ -65,11 +68,6 @@ def report_failure(case: str, error: Exception) -> None:
     """Prints that a case failed; the others may work."""
     traceback.print_exception(error)
     print(json.dumps({"failed": case, "error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
-
-
-def synchronize() -> None:
-    if not DRY:
-        torch.cuda.synchronize()
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -129,9 +127,9 @@ def limits() -> Limits:
     return found
 
 
-def add_limits_option(parser: argparse.ArgumentParser) -> None:
-    """Adds `--limits`, which `limits` reads."""
-    parser.add_argument("--limits", metavar="COPY,BF16,FP8", help="of the GPU, in B/s and FLOP/s (default: measured)")
+def options(doc: str | None, **defaults: Any) -> argparse.Namespace:
+    """The options of a script, `--dry` and `--limits COPY,BF16,FP8` (B/s and FLOP/s; default: measured) among them."""
+    return parsed(doc, dry=False, limits=None, **defaults)
 
 
 def copy_bandwidth() -> float:
@@ -143,21 +141,19 @@ def copy_bandwidth() -> float:
 
 def matrix_rate() -> float:
     """FLOP/s of a bf16 product of 8192 x 8192 matrices of random numbers."""
-    size = 64 if DRY else 8192
-    a, b = (torch.randn(size, size, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    a, b = (torch.randn(SIZE, SIZE, device=DEVICE, dtype=DTYPE) for _ in range(2))
     out = torch.empty_like(a)
-    return 2.0 * size**3 / seconds_of(lambda: torch.mm(a, b, out=out))
+    return 2.0 * SIZE**3 / seconds_of(lambda: torch.mm(a, b, out=out))
 
 
 def float8_rate() -> float:
     """FLOP/s of products of fp8 with fp8: torch's, of 8192 x 8192 matrices; of bf16 on a GPU without such products."""
     if DRY or torch.cuda.get_device_capability() < (8, 9):
         return matrix_rate()
-    size = 8192
-    a, b = (torch.randn(size, size, device=DEVICE).mul(64).clamp(-448, 448).to(torch.float8_e4m3fn) for _ in range(2))
+    a, b = (torch.randn(SIZE, SIZE, device=DEVICE).mul(64).clamp(-448, 448).to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device=DEVICE)
     product = partial(torch._scaled_mm, a, b.T, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
-    return 2.0 * size**3 / seconds_of(product)
+    return 2.0 * SIZE**3 / seconds_of(product)
 
 
 class CompilationCounter:

@@ -3,13 +3,13 @@
     python benchmarks/gpu/preflight.py [--parts kernels,engine] [--dry]
 
 Prints one JSON object a line: {"machine": ...}, {"missing": {part: [module, ...]}}, {"limits": ...} and figures. All
-missing modules are found before anything else runs, with the commands that bring them to a machine without network. The
-limits are measured while nothing fills the memory, once for all parts.
+missing modules are found before anything else runs. The limits are measured while nothing fills the memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -32,16 +32,12 @@ TEST_MODULES = ("pytest", "tokenizers", "jinja2")
 MODULES: dict[str, tuple[str, ...]] = {
     "kernels": KERNEL_MODULES,
     "engine": KERNEL_MODULES + ENGINE_MODULES,
-    "transformers": (*KERNEL_MODULES, *ENGINE_MODULES, "transformers"),
     "tests": KERNEL_MODULES + ENGINE_MODULES + TEST_MODULES,
-    "tests-more": KERNEL_MODULES + ENGINE_MODULES + TEST_MODULES + ("hypothesis", "transformers", "gguf"),
     "compute-sanitizer": KERNEL_MODULES,
     "ncu": KERNEL_MODULES,
 }
 PROGRAMS = ("compute-sanitizer", "ncu")  # kinds that also need the program of their name
 DISTRIBUTIONS = {"zmq": "pyzmq"}  # the others have the name of their module
-# pip takes a wheel only if its platform is named. llguidance's is manylinux_2_31; the others have one of these too.
-PLATFORMS = ("manylinux2014", *(f"manylinux_2_{minor}" for minor in (17, 24, 26, 27, 28, 31, 34, 35)))
 DRY_MODULES = ("llvmlite",)  # what an engine on the CPU imports besides
 
 
@@ -72,25 +68,11 @@ def requirement(module: str) -> str:
     return name
 
 
-def advice(modules: Iterable[str]) -> str:
-    """Returns how to bring modules to a machine that has no network."""
-    wanted = " ".join(f"'{requirement(module)}'" for module in modules)
-    version = ".".join(platform.python_version_tuple()[:2])
-    platforms = " ".join(f"--platform {name}_{platform.machine()}" for name in PLATFORMS)
-    return (
-        "bring them as wheels. On a machine with network:\n"
-        f"  pip download --only-binary=:all: --python-version {version} {platforms} --no-deps --dest wheels {wanted}\n"
-        "then here:\n"
-        f"  pip install --no-index --no-deps --find-links wheels {wanted}"
-    )
-
-
 def machine_report() -> dict[str, str]:
     """Returns what the figures belong to."""
     found = {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d"), "gpu": "none"}
-    for name in ("torch", "triton", "numpy", "transformers"):
-        module = sys.modules.get(name)
-        found[name] = str(getattr(module, "__version__", "missing"))
+    for name in KERNEL_MODULES:
+        found[name] = str(getattr(sys.modules.get(name), "__version__", "missing"))
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
@@ -110,21 +92,11 @@ def try_kernel() -> dict[str, Any]:
 
     begun = time.perf_counter()
     gate_up = torch.randn(3, 64, device=machine.DEVICE).to(machine.DTYPE)
-    error = float(
-        (activation.silu_and_multiply(gate_up).float() - reference_float32.silu_and_multiply(gate_up).float())
-        .abs()
-        .max()
-    )
+    found, expected = activation.silu_and_multiply(gate_up), reference_float32.silu_and_multiply(gate_up)
+    error = float((found.float() - expected.float()).abs().max())
     if not error < 2e-2:
         raise RuntimeError(f"the kernel differs from its reference by {error}")
     return {"name": "preflight: a small kernel", "value": time.perf_counter() - begun, "unit": "s", "error": error}
-
-
-def measure_limits() -> dict[str, float]:
-    """Returns the GPU's limits, by their names in `machine.Limits`."""
-    import machine
-
-    return machine.limits()._asdict()
 
 
 def try_engine(device: str) -> dict[str, Any]:
@@ -135,14 +107,12 @@ def try_engine(device: str) -> dict[str, Any]:
     from workbench import prompts, workbench
 
     begun = time.perf_counter()
-    bench = workbench("tiny" if device == "cpu" else "llama-3-8b-one-layer", device, max_batch_rows=4)
-    try:
+    shape = "tiny" if device == "cpu" else "llama-3-8b-one-layer"
+    with contextlib.closing(workbench(shape, device, max_batch_rows=4)) as bench:
         for prompt in prompts([5, 9, 3], bench.runner.config.vocab_size):
             bench.call(prompt, 6)
         bench.finish()
         tokens, pages = bench.inbox.num_tokens, bench.runner.num_pages
-    finally:
-        bench.close()
     if tokens != 18:
         raise RuntimeError(f"the engine gave {tokens} tokens instead of 18")
     seconds = time.perf_counter() - begun
@@ -159,12 +129,14 @@ def checks(kinds: list[str], dry: bool) -> Iterator[dict[str, Any]]:
             missing[kind].append(f"the program {kind}")
     yield {"missing": missing}
     if errors:
-        print(f"missing: {', '.join(errors)}; {advice(errors)}", flush=True)
+        print("missing; bring the wheels of: " + " ".join(f"'{requirement(name)}'" for name in errors), flush=True)
         for name, text in errors.items():
             print(f"  {name}: {text}", flush=True)
     if errors.keys().isdisjoint(KERNEL_MODULES):
         yield try_kernel()
-        yield {"limits": measure_limits()}
+        import machine
+
+        yield {"limits": machine.limits()._asdict()}
         if "engine" in kinds and errors.keys().isdisjoint(modules_of("engine", dry)):
             yield try_engine("cpu" if dry else "cuda")
 

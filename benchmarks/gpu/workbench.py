@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -36,22 +36,16 @@ from plait.runtime.scheduler.engine_loop import EngineLoop
 from plait.runtime.weights.checkpoint import expected_shapes
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+LARGE = LLAMA | dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32)
+LARGE |= dict(num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=16384, rope_theta=500000.0)
+TINY = LLAMA | dict(vocab_size=1024, hidden_size=64, intermediate_size=96, num_hidden_layers=2, rope_theta=10000.0)
+TINY |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096)
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3-8b": LLAMA
-    | dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, rope_theta=500000.0)
-    | dict(num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=16384),
-    "tiny": LLAMA
-    | dict(vocab_size=1024, hidden_size=64, intermediate_size=96, num_hidden_layers=2, rope_theta=10000.0)
-    | dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096),
+    "llama-3-8b": LARGE,
+    "llama-3-8b-narrow": LARGE | dict(hidden_size=64, intermediate_size=96, head_dim=128),  # launches, little memory
+    "llama-3-8b-one-layer": LARGE | dict(num_hidden_layers=1),  # the kernels of the large model
+    "tiny": TINY,
 }
-
-# For the host's time: the launches of the large model, and little memory.
-SHAPES["llama-3-8b-narrow"] = SHAPES["llama-3-8b"] | dict(hidden_size=64, intermediate_size=96, head_dim=128)
-
-# Runs the kernels of the large model, so that they are compiled only once.
-SHAPES["llama-3-8b-one-layer"] = SHAPES["llama-3-8b"] | dict(num_hidden_layers=1)
-
-
 DRY_MEMORY = 320 << 20  # bytes, of which the reserve takes 256 MB
 
 
@@ -109,14 +103,10 @@ class RandomFloat8Checkpoint(RandomCheckpoint):
 def random_vocabulary(size: int) -> Vocabulary:
     """All bytes, then words of printable letters; the last id ends a text."""
     generator = np.random.default_rng(0)
-    tokens = [bytes([i]) for i in range(256)]
-    seen = set(tokens)
+    tokens = dict.fromkeys(bytes([i]) for i in range(256))
     while len(tokens) < size - 1:
         word = bytes(generator.integers(97, 123, generator.integers(2, 9)).tolist())
-        word = b" " + word if generator.random() < 0.5 else word
-        if word not in seen:
-            seen.add(word)
-            tokens.append(word)
+        tokens[b" " + word if generator.random() < 0.5 else word] = None
     return Vocabulary((*tokens, b""), (size - 1,), lambda text: list(text.encode()))
 
 
@@ -148,14 +138,13 @@ class Inbox:
 
 @dataclass
 class Workbench:
-    """`call` posts one; `step` until `idle`. Numbers of calls count up."""
+    """`call` posts one; `finish` steps until all have ended. Numbers of calls count up."""
 
     runner: TorchRunner
     engine_loop: EngineLoop
     inbox: Inbox
     steps: GpuStepLauncher | None
     num_calls: int = 0
-    compiled: list[Any] = field(default_factory=list)
 
     def call(self, prompt: list[int], max_tokens: int, constraint: Any = None, **fields: Any) -> int:
         """A session of its own with one generation; greedy and past its end unless `fields` say otherwise."""
@@ -168,14 +157,9 @@ class Workbench:
     def step(self) -> None:
         self.engine_loop.step(timeout_s=0.001)
 
-    @property
-    def idle(self) -> bool:
-        waiting = self.inbox.requests or self.engine_loop.calls.num_compiling
-        return not (self.engine_loop.has_work or waiting)
-
     def finish(self) -> None:
         """Steps until nothing is left, and raises for calls that failed."""
-        while not self.idle:
+        while self.engine_loop.has_work or self.inbox.requests or self.engine_loop.calls.num_compiling:
             self.step()
         failed = [end for end in self.inbox.ends.values() if isinstance(end, Failed)]
         if failed:
@@ -183,11 +167,8 @@ class Workbench:
 
     def until_decoding(self) -> None:
         """Steps until every row brings one token."""
-        while (
-            self.inbox.requests
-            or self.engine_loop.batch_scheduler.waiting
-            or any(row.num_pending > 1 for row in self.engine_loop.batch_scheduler.running)
-        ):
+        rows = self.engine_loop.batch_scheduler
+        while self.inbox.requests or rows.waiting or any(row.num_pending > 1 for row in rows.running):
             self.step()
 
     def flush(self) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,14 +17,14 @@ from common.http import head, send
 
 Messages = list[dict[str, str]]
 ANSWER_TIMEOUT_S = 300.0
+FIELDS = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
 
 class ServerError(Exception):
     """The server refused a request, closed the connection, or exceeded the timeout."""
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """One answer. `ttft`, `wall`: seconds from the request to the first text and to the end. Tokens: as reported."""
 
     text: str
@@ -48,27 +47,17 @@ class Chat:
 
     async def ask(self, messages: Messages, max_tokens: int) -> Answer:
         """Returns a greedy answer of `max_tokens` tokens, if the server supports `ignore_eos`. Raises ServerError."""
-        body = msgspec.json.encode(
-            {
-                "model": self.model,
-                "messages": messages,
-                "max_tokens": max_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        )
+        body = FIELDS | {"model": self.model, "messages": messages, "max_tokens": max_tokens}
         try:
             async with self._slots, asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await self._ask(body)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
+                return await self._ask(msgspec.json.encode(body))
+        except (OSError, TimeoutError, ValueError, msgspec.DecodeError) as error:
             raise ServerError(f"{type(error).__name__}: {error}") from None
 
     async def _ask(self, body: bytes) -> Answer:
         start, ttft, texts, usage = time.perf_counter(), 0.0, [], {}
-        path = f"{self.path}/v1/chat/completions"
-        reader, writer = await send(self.port, head(path, len(body), closes=True) + body, self.host)
+        content = head(f"{self.path}/v1/chat/completions", len(body), closes=True) + body
+        reader, writer = await send(self.port, content, self.host)
         try:
             async for event in _events(reader):
                 usage = event.get("usage") or usage
@@ -86,28 +75,14 @@ class Chat:
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """Yields the JSON of each server-sent event."""
+    """Yields the JSON of each server-sent event. Servers send whole events in a chunk, so the sizes of chunks, where
+    they stand, are lines like others that are no events."""
     status = await reader.readline()
-    is_chunked, rest = False, b""
-    while (line := await reader.readline()).strip():
-        is_chunked |= line.lower().startswith(b"transfer-encoding:") and b"chunked" in line.lower()
     if b" 200 " not in status:
-        raise ServerError(f"{status.decode(errors='replace').strip()}: {(await reader.read(400))!r:.300}")
-    async for data in _chunks(reader) if is_chunked else _rest(reader):
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:") and (text := line[5:].strip()) != b"[DONE]":
-                event: dict[str, Any] = msgspec.json.decode(text)
-                if "error" in event:
-                    raise ServerError(f"{event['error']!r:.300}")
-                yield event
-
-
-async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while size := int((await reader.readline()).split(b";")[0], 16):
-        yield (await reader.readexactly(size + 2))[:-2]
-
-
-async def _rest(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while data := await reader.read(1 << 16):
-        yield data
+        raise ServerError(f"{status.decode(errors='replace').strip()}: {(await reader.read(900))!r:.900}")
+    while line := await reader.readline():
+        if line.startswith(b"data:") and (text := line[5:].strip()) != b"[DONE]":
+            event: dict[str, Any] = msgspec.json.decode(text)
+            if "error" in event:
+                raise ServerError(f"{event['error']!r:.300}")
+            yield event

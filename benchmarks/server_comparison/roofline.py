@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import platform
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 from server_comparison.workloads import Done
@@ -70,16 +70,14 @@ class Model:
 def describe(path: Path) -> Model:
     """Reads the sizes of the model in a GGUF file or a folder."""
     config = open_checkpoint(path).config
-    shapes = expected_shapes(config)
-    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-    head = config.vocab_size * config.hidden_size
+    sizes = {name: math.prod(shape) for name, shape in expected_shapes(config).items()}
     layers = sum(size for name, size in sizes.items() if ".layers." in name)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     return Model(
         weight_bytes=sum(file.stat().st_size for file in files),
         parameters=sum(sizes.values()),
         token_flop=2.0 * layers,
-        head_flop=2.0 * head,
+        head_flop=2.0 * config.vocab_size * config.hidden_size,
         attention_flop=4.0 * config.num_layers * config.num_heads * config.head_dim,
         kv_bytes=config.num_layers * 2 * config.num_kv_heads * config.head_dim * 2,
     )
@@ -96,17 +94,12 @@ def measure() -> Machine:
 
 def read_bytes_per_s(threads: int) -> float:
     """Returns the rate at which so many threads together read memory, the best of `ROUNDS`."""
-    data = np.ones(READ_BYTES // 8, dtype=np.int64)
-    parts = np.array_split(data, threads)
-    best = 0.0
-    for _ in range(ROUNDS):
-        readers = [Thread(target=np.sum, args=(part,)) for part in parts]
-        start = time.perf_counter()
-        for thread in readers:
-            thread.start()
-        for thread in readers:
-            thread.join()
-        best = max(best, READ_BYTES / (time.perf_counter() - start))
+    parts, best = np.array_split(np.ones(READ_BYTES // 8, dtype=np.int64), threads), 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(ROUNDS):
+            start = time.perf_counter()
+            list(pool.map(np.sum, parts))
+            best = max(best, READ_BYTES / (time.perf_counter() - start))
     return best
 
 

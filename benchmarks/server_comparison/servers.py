@@ -76,12 +76,11 @@ def read_servers(path: Path) -> list[Server]:
         raise ValueError(f"{path}: {error}") from None
 
 
-def own_server(weights: str, options: str = "") -> Server:
+def own_server(weights: str) -> Server:
     """Returns `plait serve` of this Python with a weight format. It queues without a time limit, as the peers do."""
     port = free_port()
-    serve = f"{shlex.quote(sys.executable)} -P -m plait.cli serve --port {port}"
-    command = f"{serve} --weights {weights} {options}"
-    return Server(f"plait {weights}{options and ' ' + options}", f"http://127.0.0.1:{port}", "default", command)
+    command = f"{shlex.quote(sys.executable)} -P -m plait.cli serve --port {port} --weights {weights}"
+    return Server(f"plait {weights}", f"http://127.0.0.1:{port}", "default", command)
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ def test_missing_modules_are_named_together_before_a_part_starts(tmp_path: Path)
     assert parts["preflight"]["missing"] == {"engine": MISSING[:5]}
     assert [figure["name"] for figure in parts["preflight"]["figures"]] == ["preflight: a small kernel"]
     assert parts["json"]["state"] == parts["decode"]["state"] == f"NOT STARTED, missing: {', '.join(MISSING[:5])}"
-    assert "pip download" in result.stdout and "'llguidance>=1.7,<2'" in result.stdout
+    assert "bring the wheels of: " in result.stdout and "'llguidance>=1.7,<2'" in result.stdout
 
 
 def test_the_budgets_of_a_call_are_nine_minutes_and_end_with_refinements() -> None:
@@ -92,7 +92,7 @@ def test_the_budgets_of_a_call_are_nine_minutes_and_end_with_refinements() -> No
         "import runpy; names = runpy.run_path('benchmarks/gpu/all.py')\n"
         "for call in ('figures', 'why'):\n"
         "    seconds = [seconds for _, seconds in names['CALLS'][call].values()]\n"
-        "    assert names['PREFLIGHT_S'] + sum(seconds) == 540, call\n"
+        "    assert names['PREFLIGHT_S'] + sum(seconds) <= 540, call\n"
         "assert sum(map(len, names['CALLS'].values())) == len(names['PARTS']), 'a name is in two calls'\n"
         "figures = list(names['CALLS']['figures'])\n"
         "assert figures[:7] == ['check', 'attention', 'decode', 'prefill', 'json', 'shared', 'offline'], figures\n"
@@ -129,13 +129,6 @@ def test_a_tool_starts_python_in_its_place() -> None:
     assert process.full_command(["ncu", "--set", "full", "python", "a.py"]) == [
         "ncu", "--set", "full", sys.executable, "a.py"
     ]  # fmt: skip
-
-
-def test_advice_names_the_platforms_of_all_wheels() -> None:
-    """llguidance has wheels for manylinux_2_31 only; pip takes none whose platform is not named."""
-    text = load("preflight").advice(["llguidance"])
-    for platform in ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_31"):
-        assert f"--platform {platform}_{os.uname().machine}" in text
 
 
 def test_requirements_have_the_packages_names_and_versions() -> None:

@@ -1,4 +1,4 @@
-"""Resources that run out: descriptors, memory, disk, pages of the KV cache."""
+"""Resources that run out: descriptors, memory, disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,16 +17,12 @@ from common.http import connect
 from faults.figures import Figure, Scale, at_most, none_of, wait_until
 from faults.served import Server, serve
 
-from plait import Runtime
-from plait.runtime.sampling_params import sampling_params
-
 LARGE = {"model": "default", "prompt": "The cat sat on the mat. " * 300, "max_tokens": 4, "temperature": 0}
 
 
 def inflict(scale: Scale) -> Iterator[Figure]:
     yield from exhausted(scale)
     yield from http_process_without_memory()
-    yield small_pool(scale.count(32, 8))
 
 
 def exhausted(scale: Scale) -> Iterator[Figure]:
@@ -33,7 +30,8 @@ def exhausted(scale: Scale) -> Iterator[Figure]:
     with serve() as server:
         canaries = server.canaries()
         yield from no_descriptors(server, scale.count(200, 60))
-        yield from no_memory(server, server.runtime(), "the runtime")
+        yield no_memory(server, server.runtime(), "the runtime")
+        server.wait_ready()
         yield server.same_answers("the same: answers afterwards", canaries)
     yield from full_disk(scale)
 
@@ -41,23 +39,21 @@ def exhausted(scale: Scale) -> Iterator[Figure]:
 def http_process_without_memory() -> Iterator[Figure]:
     """What becomes of the server is not promised, and depends on which allocation fails."""
     with serve() as server:
-        yield from no_memory(server, server.own, "the HTTP process")
-        is_clear = wait_until(lambda: server.process.poll() is not None or is_up(server), 60) < 60
-        code = server.process.poll()
+        yield no_memory(server, server.own, "the HTTP process")
+
+        def is_over() -> bool:
+            with contextlib.suppress(httpx.HTTPError):
+                return server.process.poll() is not None or server.is_ready()
+            return False
+
+        is_clear, code = wait_until(is_over, 60) < 60, server.process.poll()
         outcome = "the process lives" if code is None else f"the process ended with {code}"
         yield Figure("the same: afterwards", "answers, or has ended", outcome if is_clear else "it hangs", is_clear)
 
 
-def is_up(server: Server) -> bool:
-    try:
-        return server.is_ready()
-    except httpx.HTTPError:
-        return False
-
-
 def no_descriptors(server: Server, count: int) -> Iterator[Figure]:
     """The HTTP process may open 20 descriptors more; then come `count` connections."""
-    before = psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+    before = server.own.rlimit(psutil.RLIMIT_NOFILE)
     server.own.rlimit(psutil.RLIMIT_NOFILE, (server.own.num_fds() + 20, before[1]))
     with contextlib.ExitStack() as stack:
         for _ in range(count):
@@ -70,41 +66,37 @@ def no_descriptors(server: Server, count: int) -> Iterator[Figure]:
     failures = [str(code) for code in codes if code != 200]
     yield none_of(f"{fault}: requests of an open connection", failures, 5, "failed")
     yield at_most("the same: processor time meanwhile", 100 * used, 60, "% of a core", is_timed=True)
-    start, is_served = time.perf_counter(), False
-    while not is_served and time.perf_counter() - start < 30:
+
+    def is_served() -> bool:
         with contextlib.suppress(httpx.HTTPError):
-            is_served = httpx.get(f"{server.address}/health", timeout=5, verify=False).status_code == 200
-    yield at_most("the same: a new connection afterwards", time.perf_counter() - start, 3, "s", is_timed=True)
+            return httpx.get(f"{server.address}/health", timeout=5, verify=False).status_code == 200
+        return False
+
+    yield at_most("the same: a new connection afterwards", wait_until(is_served, 30), 3, "s", is_timed=True)
     server.own.rlimit(psutil.RLIMIT_NOFILE, before)
 
 
-def no_memory(server: Server, process: psutil.Process, name: str) -> Iterator[Figure]:
+def no_memory(server: Server, process: psutil.Process, name: str) -> Figure:
     """A process may map no more memory while 16 large requests arrive: they may fail, not be answered wrongly."""
     expected = server.http.post("/v1/completions", json=LARGE).json()["choices"][0]["text"]
     before = process.rlimit(psutil.RLIMIT_AS)
     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, before[1]))
-    wrong: list[str] = []
-    codes: list[int] = []
 
-    def ask(number: int) -> None:
+    def ask(number: int) -> tuple[int, str]:
         body = LARGE if number % 2 else {**LARGE, "user": "x" * (7 << 20)}
         try:
             answer = httpx.post(f"{server.address}/v1/completions", json=body, timeout=60, verify=False)
         except httpx.HTTPError:
-            codes.append(0)
-            return
-        codes.append(answer.status_code)
-        if answer.status_code == 200 and answer.json()["choices"][0]["text"] != expected:
-            wrong.append(answer.text[:60])
+            return 0, ""
+        return answer.status_code, answer.json()["choices"][0]["text"] if answer.status_code == 200 else ""
 
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(ask, range(16)))
+        answers = list(pool.map(ask, range(16)))
     with contextlib.suppress(psutil.NoSuchProcess):
         process.rlimit(psutil.RLIMIT_AS, before)
-    summary = {code: codes.count(code) for code in sorted(set(codes))}
-    yield none_of(f"no memory for {name}: 16 requests ({summary})", wrong, len(codes), "wrong answers")
-    if process is not server.own:
-        server.wait_ready()
+    wrong = [text[:60] for code, text in answers if code == 200 and text != expected]
+    summary = dict(sorted(Counter(code for code, _ in answers).items()))
+    return none_of(f"no memory for {name}: 16 requests ({summary})", wrong, len(answers), "wrong answers")
 
 
 def full_disk(scale: Scale) -> Iterator[Figure]:
@@ -151,24 +143,3 @@ def fill(folder: Path) -> None:
     with contextlib.suppress(OSError), (folder / "filler").open("ab", buffering=0) as filler:
         while True:
             filler.write(b"x" * 4096)
-
-
-def small_pool(count: int) -> Figure:
-    """Long answers in a KV pool that holds a few of them: preempted and computed again, to the same tokens."""
-    prompts = [f"Story number {number} begins" for number in range(count)]
-    texts = []
-    for max_pages in (None, 600):
-        settings = {} if max_pages is None else {"max_pages": max_pages}
-        with Runtime(deterministic=True, context_length=512, **settings) as runtime:
-            calls = []
-            for prompt in prompts:
-                session = runtime.client.open_session()
-                session.append(prompt)
-                calls.append(
-                    session.generate(sampling_params(max_tokens=100, temperature=1.0, seed=5, ignore_eos=True))
-                )
-                session.close()
-            texts.append([call.result(300).text for call in calls])
-            retractions = runtime.client.status().retractions if max_pages else 0
-    different = [f"answer {number}" for number, pair in enumerate(zip(*texts, strict=True)) if pair[0] != pair[1]]
-    return none_of(f"{count} answers in 600 pages ({retractions} preemptions)", different, count, "different answers")

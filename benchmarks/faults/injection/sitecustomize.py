@@ -7,14 +7,10 @@ a file `active`, and every failure appends a byte to the file of its name there.
 from __future__ import annotations
 
 import errno
-import importlib.abc
-import importlib.machinery
 import os
 import random
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
-from types import ModuleType
 from typing import Any
 
 FOLDER = os.environ.get("PLAIT_FAULT_FOLDER", "")
@@ -44,22 +40,8 @@ def raising(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def fail_steps(module: ModuleType) -> None:
-    runner = module.PackedCpuRunner
-    runner.forward = raising("step", runner.forward)
-
-
-def fail_samplers(module: ModuleType) -> None:
-    module.Sampler.sample = raising("sampler", module.Sampler.sample)
-
-
-def fail_masks(module: ModuleType) -> None:
-    module.TokenMaskBuilder.fill = raising("mask", module.TokenMaskBuilder.fill)
-
-
-def preempt(module: ModuleType) -> None:
+def preempting(next_batch: Callable[..., Any]) -> Callable[..., Any]:
     """A running request loses its pages, as when the pool is too small."""
-    next_batch = module.BatchScheduler.next_batch
 
     @wraps(next_batch)
     def wrapped(self: Any) -> Any:
@@ -67,60 +49,37 @@ def preempt(module: ModuleType) -> None:
             self.retract(random.choice(list(self.running)))
         return next_batch(self)
 
-    module.BatchScheduler.next_batch = wrapped
+    return wrapped
 
 
-def fill_the_disk_of_the_log(module: ModuleType) -> None:
-    class FailingOs:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(os, name)
+class FullDisk:
+    """The module `os`, whose writes find the disk full at random."""
 
-        def write(self, fd: int, data: Any) -> int:
-            if occurs("log"):
-                raise OSError(errno.ENOSPC, "injected: log")
-            return os.write(fd, data)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
 
-    module.os = FailingOs()  # type: ignore[attr-defined]
-
-
-PATCHES: dict[str, Callable[[ModuleType], None]] = {
-    "plait.runtime.executor.packed_cpu_runner": fail_steps,
-    "plait.runtime.sampling.sampler": fail_samplers,
-    "plait.runtime.scheduler.token_mask": fail_masks,
-    "plait.runtime.scheduler.policy.batching": preempt,
-    "plait.runtime.log_writer": fill_the_disk_of_the_log,
-}
+    def write(self, fd: int, data: Any) -> int:
+        if occurs("log"):
+            raise OSError(errno.ENOSPC, "injected: log")
+        return os.write(fd, data)
 
 
-class PatchedLoader(importlib.abc.Loader):
-    """Loads a module as `loader` does, and patches it."""
+def inject() -> None:
+    from plait.runtime import log_writer
+    from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
+    from plait.runtime.sampling.sampler import Sampler
+    from plait.runtime.scheduler.policy.batching import BatchScheduler
+    from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 
-    def __init__(self, loader: importlib.abc.Loader, patch: Callable[[ModuleType], None]) -> None:
-        self._loader, self._patch = loader, patch
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._patch(module)
-
-
-class PatchingFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules of PATCHES where the other finders find them."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in PATCHES:
-            return None
-        for finder in sys.meta_path:
-            if finder is not self and (spec := finder.find_spec(fullname, path, target)) is not None:
-                assert spec.loader is not None
-                spec.loader = PatchedLoader(spec.loader, PATCHES[fullname])
-                return spec
-        return None
+    log_writer.os = FullDisk()
+    for owner, method, name in (
+        (PackedCpuRunner, "forward", "step"),
+        (Sampler, "sample", "sampler"),
+        (TokenMaskBuilder, "fill", "mask"),
+    ):
+        setattr(owner, method, raising(name, getattr(owner, method)))
+    BatchScheduler.next_batch = preempting(BatchScheduler.next_batch)
 
 
 if FOLDER:
-    sys.meta_path.insert(0, PatchingFinder())
+    inject()
