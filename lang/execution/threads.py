@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
-from plait.host.terminal import shows_bars
+from plait.host.terminal import bar_stream, shows_bars
 from plait.lang.daemon_threads import DaemonThreads
 from plait.runtime.errors import InputError
 
@@ -66,7 +66,7 @@ def progress(total: int, enabled: bool) -> Iterator[Callable[[], None]]:
     elif shows_bars():
         from tqdm import tqdm
 
-        with tqdm(total=total, unit="item") as bar:
+        with tqdm(total=total, unit="item", file=bar_stream()) as bar:
             yield _locked(lambda: bar.update(1))
     else:
         from plait.runtime.process.runtime import PlainLines
