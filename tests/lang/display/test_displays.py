@@ -68,6 +68,7 @@ def test_style_is_for_light_and_dark_and_for_nothing_else():
     assert dark < light, "VS Code's light theme of high contrast has both of its classes; the last rule is applied"
     for ground in ("[data-jp-theme-light] .plait { --ground: var(--jp-", ".plait { --ground: var(--vscode-editor-"):
         assert ground in STYLE, "no box of another colour"
+    assert ".plait.plait :is(.head, .step) code {" in STYLE, "of JupyterLab's rules one has two classes, two elements"
     without_comments = STYLE[STYLE.index("*/") + 2 :].replace("/*", "\n/*")
     selectors = [
         line.partition("{")[0].strip() for line in without_comments.splitlines() if line.rstrip().endswith("}")
