@@ -1,14 +1,14 @@
-"""Displays in the notebook that this process serves, if there is one. IPython is used where it is loaded already."""
+"""Displays in the notebook that this process serves, if there is one."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from plait.host.notebook import in_notebook
 from plait.lang.html.render import fragment
 from plait.lang.spans.call_spans import collect_runs, trace_of
 from plait.runtime.errors import InputError
@@ -24,9 +24,7 @@ MAX_LIVE_RUNS = 50  # the last ones of a block; a batch can have thousands
 def show_html(make: Callable[[], str], **options: Any) -> Any:
     """Shows what `make` returns. Returns the handle of the display (True if it has none), or None outside a notebook.
     `options`: of IPython's `display`."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    if getattr(shell, "kernel", None) is None:  # no IPython, or one in a terminal
+    if not in_notebook():
         return None
     from IPython.display import HTML, display
 

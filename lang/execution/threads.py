@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
-from plait.host.terminal import shows_bars
+from plait.host.terminal import bar_stream, shows_bars
 from plait.lang.daemon_threads import DaemonThreads
 from plait.runtime.errors import InputError
 
@@ -36,9 +36,7 @@ def iter_in_order(executions: Sequence[Execution], workers: int, progress_bar: b
     unfinished = set(range(len(executions)))
     with progress(len(executions), progress_bar) as step:
         try:
-            futures = [pool.submit(execution.run_batch_item) for execution in executions]
-            for future in futures:
-                future.add_done_callback(step)
+            futures = [pool.submit(_run_item, execution, step) for execution in executions]
             for index, future in enumerate(futures):
                 state = future.result()
                 unfinished.discard(index)
@@ -49,18 +47,26 @@ def iter_in_order(executions: Sequence[Execution], workers: int, progress_bar: b
                 executions[index].abort()
 
 
+def _run_item(execution: Execution, step: Callable[[], None]) -> ProgramState:
+    """A callback of the future would be called when its waiter runs on, for the last item when the bar is closed."""
+    try:
+        return execution.run_batch_item()
+    finally:
+        step()
+
+
 @contextmanager
-def progress(total: int, enabled: bool) -> Iterator[Callable[..., None]]:
+def progress(total: int, enabled: bool) -> Iterator[Callable[[], None]]:
     """Shows a progress bar for `total` items, if enabled; in a log, where no bar can move, a line now and then.
 
     Yields what to call after each item, in any thread.
     """
     if not enabled:
-        yield lambda *_: None
+        yield lambda: None
     elif shows_bars():
         from tqdm import tqdm
 
-        with tqdm(total=total, unit="item") as bar:
+        with tqdm(total=total, unit="item", file=bar_stream()) as bar:
             yield _locked(lambda: bar.update(1))
     else:
         from plait.runtime.process.runtime import PlainLines
@@ -69,11 +75,11 @@ def progress(total: int, enabled: bool) -> Iterator[Callable[..., None]]:
         yield _locked(lambda: lines.show((n := next(done)) / total, f"{n} of {total} items"))
 
 
-def _locked(step: Callable[[], object]) -> Callable[..., None]:
-    """Returns a function that calls `step` in one thread at a time, and takes any arguments."""
+def _locked(step: Callable[[], object]) -> Callable[[], None]:
+    """Returns a function that calls `step` in one thread at a time."""
     lock = threading.Lock()
 
-    def locked(*_: object) -> None:
+    def locked() -> None:
         with lock:
             step()
 

@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import TextIO
 
+from plait.host.notebook import NotebookLine, in_notebook
+
 STYLES = {"dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}  # Unicode's pictures of them
 _VISIBLE |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
@@ -24,8 +26,13 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def shows_bars() -> bool:
-    """Returns whether a bar on standard error can be drawn again in its place: on a terminal and in a notebook."""
-    return is_terminal(sys.stderr) or "ipykernel" in sys.modules
+    """Returns whether a bar on `bar_stream()` can be drawn again in its place: on a terminal and in a notebook."""
+    return is_terminal(sys.stderr) or in_notebook()
+
+
+def bar_stream() -> TextIO | NotebookLine:
+    """Returns where a bar is drawn."""
+    return NotebookLine() if in_notebook() else sys.stderr
 
 
 def styled(text: str, style: str, stream: TextIO) -> str:

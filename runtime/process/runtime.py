@@ -19,7 +19,7 @@ import msgspec
 
 from plait.host.child_process import ChildProcess, last_line
 from plait.host.group_signals import blocked_for_child
-from plait.host.terminal import shows_bars
+from plait.host.terminal import bar_stream, shows_bars
 from plait.runtime import errors
 from plait.runtime.config import EngineConfig, engine_config
 from plait.runtime.model_files.locate import locate_model
@@ -253,7 +253,7 @@ def startup_display(progress: Progress, started: float) -> StartupDisplay:
 
 
 class ProgressBar(StartupDisplay):
-    """A bar on standard error, which is removed at the end."""
+    """A bar on standard error or in a notebook, which is removed at the end."""
 
     def __init__(self, started: float) -> None:
         self._started = started
@@ -309,7 +309,7 @@ def _tqdm_bar() -> tqdm[Any]:
         total=100,
         bar_format="{desc} {bar} {percentage:3.0f}%",
         leave=False,
-        file=sys.stderr,
+        file=bar_stream(),
         ncols=shutil.get_terminal_size().columns,  # tqdm alone shows nothing on a terminal of unknown width
     )
 

@@ -6,8 +6,10 @@ import io
 import sys
 
 import pytest
+from fake_notebook import open_notebook
+from tqdm import tqdm
 
-from plait.host.terminal import Concern, print_facts, shown, shows_bars
+from plait.host.terminal import Concern, bar_stream, print_facts, shown, shows_bars
 
 FACTS = {"device": "cpu", "packed weights": Concern("not kept on disk: the folder cannot be written"), "x": "\x1b[2J"}
 
@@ -56,8 +58,21 @@ def test_bars_move_on_a_terminal_and_in_a_notebook(monkeypatch: pytest.MonkeyPat
     for stream in (None, io.StringIO()):
         monkeypatch.setattr(sys, "stderr", stream)
         assert not shows_bars()
-    monkeypatch.setitem(sys.modules, "ipykernel", sys)
-    assert shows_bars()
-    monkeypatch.delitem(sys.modules, "ipykernel")
+    with monkeypatch.context() as notebook:
+        open_notebook(notebook)
+        assert shows_bars()
     monkeypatch.setattr(sys, "stderr", Terminal())
-    assert shows_bars()
+    assert shows_bars() and bar_stream() is sys.stderr
+
+
+def test_a_bar_of_a_notebook_is_one_output_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    outputs = open_notebook(monkeypatch)
+    with tqdm(total=2, file=bar_stream()) as bar:
+        bar.update(2)
+    kept, removed = outputs[0], tqdm(total=2, leave=False, file=bar_stream())
+    removed.close()
+    assert len(outputs) == 2 and sys.stderr.getvalue() == ""
+    assert "0/2" in kept.updates[0]["text/plain"] and "2/2" in kept.updates[-1]["text/plain"]
+    assert all(line == line.strip("\r\n") for output in outputs for line in output.updates[-1].values())
+    assert "0/2" in outputs[1].updates[0]["text/plain"] and outputs[1].updates[-1] == {"text/plain": ""}

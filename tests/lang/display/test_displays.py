@@ -47,7 +47,8 @@ def test_every_display_is_escaped_and_has_its_own_style(backend):
     graph = evil.compile(EVIL)
     for what, shown_value in displays_of(evil.run(EVIL), graph):
         display = Display(shown_value._repr_html_())
-        assert display.html.startswith(f'<style>{STYLE}</style><div class="plait">'), what
+        assert display.html.startswith(f'<style>{STYLE}</style><div class="plait '), what
+        assert {"mathjax_ignore", "tex2jax_ignore"} <= set(display.classes()[0].split()), f"$ is a sign: {what}"
         assert "<script>" in display.body(), f"the text is shown: {what}"
 
 
@@ -62,8 +63,12 @@ def test_half_of_a_surrogate_pair_in_an_error_is_shown_as_a_sign(tmp_path):
 
 
 def test_style_is_for_light_and_dark_and_for_nothing_else():
-    for theme in ('[data-jp-theme-light="false"] .plait', ".vscode-dark .plait"):
-        assert theme in STYLE
+    dark = STYLE.index('[data-jp-theme-light="false"] .plait, :is(.vscode-dark, .vscode-high-contrast) .plait')
+    light = STYLE.index('[data-jp-theme-light="true"] .plait, :is(.vscode-light, .vscode-high-contrast-light) .plait')
+    assert dark < light, "VS Code's light theme of high contrast has both of its classes; the last rule is applied"
+    for ground in ("[data-jp-theme-light] .plait { --ground: var(--jp-", ".plait { --ground: var(--vscode-editor-"):
+        assert ground in STYLE, "no box of another colour"
+    assert ".plait.plait :is(.head, .step) code {" in STYLE, "of JupyterLab's rules one has two classes, two elements"
     without_comments = STYLE[STYLE.index("*/") + 2 :].replace("/*", "\n/*")
     selectors = [
         line.partition("{")[0].strip() for line in without_comments.splitlines() if line.rstrip().endswith("}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from itertools import pairwise
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
+from fake_notebook import open_notebook
 from html_checks import Display
 from scripted_scheduler import Gate
 from span_samples import program
@@ -18,38 +19,10 @@ from plait.lang.core.run import run_listeners
 from plait.lang.display import notebook
 
 
-class Handle:
-    """One output of a cell; `updates`: what it showed, in order."""
-
-    def __init__(self, shown):
-        self.updates = [shown]
-        self.changed = threading.Condition()
-
-    def update(self, shown):
-        with self.changed:
-            self.updates.append(shown)
-            self.changed.notify_all()
-
-    def wait_for(self, text):
-        with self.changed:
-            assert self.changed.wait_for(lambda: text in self.updates[-1], 60)
-
-
 @pytest.fixture
 def outputs(monkeypatch):
     """The outputs of a cell of a notebook."""
-    handles = []
-
-    def display(value, display_id=None):
-        handles.append(Handle(value))
-        return handles[-1] if display_id else None
-
-    ipython, ipython_display = ModuleType("IPython"), ModuleType("IPython.display")
-    ipython.get_ipython = lambda: SimpleNamespace(kernel=object())
-    ipython_display.display, ipython_display.HTML = display, str
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", ipython_display)
-    return handles
+    return open_notebook(monkeypatch)
 
 
 def test_show_is_inline_in_a_notebook(backend, outputs, tmp_path, monkeypatch):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from contextlib import contextmanager
 
 import pytest
 from async_samples import chat, plain_program, run
@@ -83,6 +85,23 @@ def test_max_concurrency_and_progress_bar(backend, monkeypatch, capsys):
     assert most[0] == 3 and "20/20" in capsys.readouterr().err
     item.run_batch([{"i": i} for i in range(5)], progress_bar=True)
     assert "5/5" in capsys.readouterr().err
+
+
+def test_the_bar_of_a_batch_is_closed_behind_its_last_item(backend, monkeypatch):
+    steps, at_end = [], []
+
+    @contextmanager
+    def slow_bar(total, enabled):
+        def step():
+            time.sleep(0.1)  # in which the batch ends, if it does not wait for this
+            steps.append(1)
+
+        yield step
+        at_end.append(len(steps))
+
+    monkeypatch.setattr("plait.lang.execution.threads.progress", slow_bar)
+    plain_program.run_batch([{"question": "Q"}] * 3, progress_bar=True)
+    assert at_end == [3]
 
 
 def test_cancelling_the_task_ends_its_calls(backend):

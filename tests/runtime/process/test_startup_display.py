@@ -1,10 +1,12 @@
-"""What a start shows: a bar on a terminal, lines elsewhere."""
+"""What a start shows: a bar on a terminal and in a notebook, lines elsewhere."""
 
 from __future__ import annotations
 
 import io
 import sys
 import time
+
+from fake_notebook import open_notebook
 
 from plait.kernels.cpu import precompile
 from plait.runtime.process.runtime import BAR_DELAY_S, LINES_DELAY_S, is_compiling, startup_display
@@ -40,6 +42,17 @@ def test_a_bar_that_shows_something_else_is_renamed(monkeypatch) -> None:
     display.show(0.9, "warming up")
     assert "loading kernels" in terminal.getvalue() and "warming up" in terminal.getvalue()
     display.close()
+
+
+def test_a_bar_of_a_notebook_leaves_nothing(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    outputs = open_notebook(monkeypatch)
+    display = startup_display(None, time.monotonic() - 2 * BAR_DELAY_S)
+    display.show(0.9, "loading kernels")
+    assert len(outputs) == 1 and "loading kernels" in outputs[0].updates[-1]["text/plain"]
+    display.close()
+    assert outputs[0].updates[-1] == {"text/plain": ""}
+    assert sys.stderr.getvalue() == "", "notebooks show it on red ground"
 
 
 def test_without_a_terminal_lines_are_written(monkeypatch) -> None:

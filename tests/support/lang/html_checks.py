@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 
+JOINED = re.compile(r"\w</(?:span|b|em|code|u)>(?:<i[^>]*></i>)*<(?:span|b|em|code|u)\b[^>]*>(?:<[^>]*>)*\w")
 VOID = ("meta", "br", "rect", "line")
 EVIL = "</pre></style></title><script>alert(1)</script><b title=\"x\" onload='y'>&amp;"
 
@@ -20,6 +22,8 @@ class Display(HTMLParser):
         self.feed(html)
         self.close()
         assert self.open == [], "an element is not closed"
+        outside = re.sub(r"<pre>.*?</pre>", "", html, flags=re.DOTALL)
+        assert not (found := JOINED.search(outside)), f"words are joined where no style is applied: {found}"
         assert not self.texts.keys() & {"script", "iframe", "img", "link"}
         for _, name, value in self.attributes:
             assert not name.startswith("on") and name not in ("style", "src", "href")
