@@ -186,10 +186,6 @@ def to_bfloat16(b: Any, x: Int, out: Int, count: Int) -> None:
 @intrinsic
 def largest_magnitude(b: Any, x: Int, count: Int) -> Float32:
     """Returns the largest magnitude of 16 * count float32, which is not finite if x is not."""
-    return _largest_magnitude(b, x, count)
-
-
-def _largest_magnitude(b: Any, x: Any, count: Any) -> Any:
     loop = v.Loop(b, count, [v.constant(v.I32X16, 0)])  # of magnitudes' bits, as in `_quantize`
     bits = b.and_(v.load(b, b.add(x, b.mul(loop.i, v.I64(64))), v.I32X16), v.constant(v.I32X16, 0x7FFFFFFF))
     (top,) = loop.end([v.larger_bits(b, loop.carried[0], bits)])
@@ -199,7 +195,7 @@ def _largest_magnitude(b: Any, x: Any, count: Any) -> Any:
 @intrinsic
 def quantize_row(b: Any, x: Int, out: Int, scale: Int, count: Int) -> None:
     """Rounds 16 * count float32 to scale * int8; the scale, the largest magnitude / 127, is not finite if x is not."""
-    largest = _largest_magnitude(b, x, count)
+    largest = largest_magnitude.generate(b, x, count)
     zero = b.fcmp_ordered("==", largest, v.F32(0.0))
     inverses = v.splat(b, b.select(zero, v.F32(0.0), b.fdiv(v.F32(127.0), largest)))
     v.store(b, b.fmul(largest, v.F32(1 / 127.0)), scale)

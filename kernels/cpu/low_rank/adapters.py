@@ -145,10 +145,12 @@ class _Packing(NamedTuple):
         factors, packed = tiles + plan.factors, tiles + plan.down
         memory[: plan.tiles.nbytes].view(np.int64).reshape(plan.tiles.shape)[:] = plan.tiles + (0, 0, tiles)
         for update in updates:
-            down = (self._address(update.down), plan.inputs, packed) if plan.inputs else ()
-            to = update.begin, rank, tiles, factors
-            self.parts.append(Part(self._address(update.up), *update.up.shape, *to, *down))
-            rank += len(update.down)
+            outputs, ranks = update.up.shape
+            part = Part(self._address(update.up), outputs, ranks, update.begin, rank, tiles, factors)
+            if plan.inputs:
+                part = part._replace(down=self._address(update.down), inputs=plan.inputs, packed=packed)
+            self.parts.append(part)
+            rank += ranks
         biased = [update for update in updates if update.bias is not None]
         if biased:
             biases, one_term = np.zeros(TILE_OUTPUTS * len(plan.tiles), np.float32), rank
