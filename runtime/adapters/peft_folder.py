@@ -27,6 +27,7 @@ _PARTS = ("lora_A.weight", "lora_B.weight", "lora_B.bias")
 MAX_BYTES = 1 << 34
 MAX_HEADER_BYTES = 100_000_000  # as in the package safetensors
 MAX_LAYOUTS = 64
+RUN_BYTES = 1 << 20
 MAX_PATTERN_CHARS, MAX_BRANCHES = 200, 4
 _PREFIXES = ("base_model.model.", "base_model.")
 # Fields of adapter_config.json that say how an adapter was trained or found, not what it computes.
@@ -218,10 +219,11 @@ def _without_base_weights(name: str, headers: dict[str, _Header], shapes: Weight
 
 
 def _runs(headers: Iterable[_Header]) -> list[list[_Header]]:
-    """Tensors in the order in which they are stored, in runs without gaps of one type."""
+    """Tensors in the order in which they are stored, in runs without gaps of one type, which fit a core's cache."""
     runs: list[list[_Header]] = []
     for header in sorted(headers, key=lambda header: header.begin):
-        if runs and (runs[-1][-1].kind, runs[-1][-1].end) == (header.kind, header.begin):
+        is_next = runs and (runs[-1][-1].kind, runs[-1][-1].end) == (header.kind, header.begin)
+        if is_next and header.end - runs[-1][0].begin <= RUN_BYTES:
             runs[-1].append(header)
         else:
             runs.append([header])
