@@ -117,6 +117,7 @@ def _plan(num_outputs: int, inputs: int, updates: tuple[tuple[int, int, int, boo
     num_tiles, num_ranks = -(-num_outputs // TILE_OUTPUTS), sum(ranks for _, _, ranks, _ in updates)
     first, last, rank = np.full(num_tiles, num_ranks), np.zeros(num_tiles, np.int64), 0
     for begin, outputs, ranks, has_bias in updates:
+        assert begin + outputs <= num_outputs, "compiled code writes where the table says"
         of_update = slice(begin // TILE_OUTPUTS, -(-(begin + outputs) // TILE_OUTPUTS))
         first[of_update] = np.minimum(first[of_update], rank)
         rank += ranks
