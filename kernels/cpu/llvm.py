@@ -154,6 +154,11 @@ def maximum(b: Any, x: Any, y: Any) -> Any:
     return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 
+def minimum(b: Any, x: Any, y: Any) -> Any:
+    """Returns the smaller number of each lane; y where one is NaN."""
+    return b.select(b.fcmp_ordered("<", x, y), x, y)
+
+
 def larger_bits(b: Any, x: Any, y: Any) -> Any:
     """Returns the larger of two bit patterns, int32 [16]: of float32 >= 0 the larger number, NaN being the largest."""
     return b.select(b.icmp_unsigned(">", x, y), x, y)
@@ -194,8 +199,7 @@ def exp2(b: Any, x: Any, shift: Any = None) -> Any:
             b, "llvm.x86.avx512.mask.scalef.ps.512", F32X16, [sum_, exponent, sum_, _ALL_LANES, _CURRENT_ROUNDING]
         )
     # The bits of 2^exponent: those of 0 at -127, those of infinity at 128.
-    clamped = maximum(b, exponent, constant(F32X16, -127.0))
-    clamped = b.select(b.fcmp_ordered("<", clamped, constant(F32X16, 128.0)), clamped, constant(F32X16, 128.0))
+    clamped = minimum(b, maximum(b, exponent, constant(F32X16, -127.0)), constant(F32X16, 128.0))
     bits = b.shl(b.add(b.fptosi(clamped, I32X16), constant(I32X16, 127)), constant(I32X16, 23))
     return b.fmul(sum_, b.bitcast(bits, F32X16))
 

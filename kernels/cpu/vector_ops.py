@@ -141,7 +141,7 @@ def _sigmoid_exponent(b: Any, kind: int, gate: Any) -> Any:
         inner = v.fma(b, b.fmul(gate, gate), v.constant(v.F32X16, 0.044715), v.constant(v.F32X16, 1.0))
         gate, factor = b.fmul(gate, inner), factor * 2 * (2 / math.pi) ** 0.5
     exponent = v.maximum(b, b.fmul(gate, v.constant(v.F32X16, factor)), v.constant(v.F32X16, -99.0))
-    return b.select(b.fcmp_ordered("<", exponent, v.constant(v.F32X16, 99.0)), exponent, v.constant(v.F32X16, 99.0))
+    return v.minimum(b, exponent, v.constant(v.F32X16, 99.0))
 
 
 def _sigmoid(b: Any, exponent: Any) -> Any:
@@ -184,12 +184,18 @@ def to_bfloat16(b: Any, x: Int, out: Int, count: Int) -> None:
 
 
 @intrinsic
-def quantize_row(b: Any, x: Int, out: Int, scale: Int, count: Int) -> None:
-    """Rounds 16 * count float32 to scale * int8; the scale, the largest magnitude / 127, is not finite if x is not."""
+def largest_magnitude(b: Any, x: Int, count: Int) -> Float32:
+    """Returns the largest magnitude of 16 * count float32, which is not finite if x is not."""
     loop = v.Loop(b, count, [v.constant(v.I32X16, 0)])  # of magnitudes' bits, as in `_quantize`
     bits = b.and_(v.load(b, b.add(x, b.mul(loop.i, v.I64(64))), v.I32X16), v.constant(v.I32X16, 0x7FFFFFFF))
     (top,) = loop.end([v.larger_bits(b, loop.carried[0], bits)])
-    largest = b.bitcast(v.reduce(b, top, partial(v.larger_bits, b)), v.F32)
+    return b.bitcast(v.reduce(b, top, partial(v.larger_bits, b)), v.F32)
+
+
+@intrinsic
+def quantize_row(b: Any, x: Int, out: Int, scale: Int, count: Int) -> None:
+    """Rounds 16 * count float32 to scale * int8; the scale, the largest magnitude / 127, is not finite if x is not."""
+    largest = largest_magnitude.generate(b, x, count)
     zero = b.fcmp_ordered("==", largest, v.F32(0.0))
     inverses = v.splat(b, b.select(zero, v.F32(0.0), b.fdiv(v.F32(127.0), largest)))
     v.store(b, b.fmul(largest, v.F32(1 / 127.0)), scale)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -27,6 +27,7 @@ _PARTS = ("lora_A.weight", "lora_B.weight", "lora_B.bias")
 MAX_BYTES = 1 << 34
 MAX_HEADER_BYTES = 100_000_000  # as in the package safetensors
 MAX_LAYOUTS = 64
+RUN_BYTES = 1 << 20
 MAX_PATTERN_CHARS, MAX_BRANCHES = 200, 4
 _PREFIXES = ("base_model.model.", "base_model.")
 # Fields of adapter_config.json that say how an adapter was trained or found, not what it computes.
@@ -54,17 +55,24 @@ _CHANGING_THE_BASE = re.compile("pissa|olora|corda|loftq|lora_ga", re.IGNORECASE
 
 
 class _Header(NamedTuple):
-    """A tensor of the file: its name, type and shape."""
+    """A tensor of the file: its name, type and shape, where its bytes begin, and their number."""
 
     key: str
     kind: str
     shape: tuple[int, ...]
+    begin: int
+    num_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.num_bytes
 
 
 class _Layout(NamedTuple):
-    """What the headers of an adapter say: by module its tensors' names by their part, and its scale."""
+    """What the headers of an adapter say: its tensors in runs of neighbours of one type, and by module their names by
+    their part, and its scale."""
 
-    headers: Mapping[str, _Header]
+    runs: Sequence[Sequence[_Header]]
     parts: Mapping[str, Mapping[str, str]]
     scales: Mapping[str, float]
 
@@ -89,11 +97,9 @@ def open_peft_folder(name: str, folder: Path, config: ModelConfig, shapes: Weigh
     _layouts[key] = layout
 
     def read() -> dict[str, LowRankUpdate]:
-        mapped, headers = SafetensorsBytes(folder / WEIGHTS), layout.headers
+        tensors = {key: tensor for run in layout.runs for key, tensor in _read_run(folder / WEIGHTS, run)}
         return {
-            module: _update(
-                {part: _numbers(mapped, headers[key]) for part, key in of_module.items()}, layout.scales[module]
-            )
+            module: _update({part: tensors[key] for part, key in of_module.items()}, layout.scales[module])
             for module, of_module in layout.parts.items()
         }
 
@@ -147,7 +153,7 @@ def _checked_layout(
         down, up, bias = (headers[of_module[part]].shape if part in of_module else None for part in _PARTS)
         assert down is not None and up is not None
         check_shapes(name, module, down, up, shapes, bias)
-    return _Layout(headers, parts, scales)
+    return _Layout(_runs(headers.values()), parts, scales)
 
 
 def _check_fields(name: str, fields: Mapping[str, Any]) -> None:
@@ -178,11 +184,13 @@ def _read_headers(path: Path) -> dict[str, _Header]:
         raise CorruptModel(f"{path.name} is larger than {MAX_BYTES} bytes")
     try:
         with safe_open(path, framework="numpy") as opened:
-            described = [(key, opened.get_slice(key)) for key in opened.keys()]  # noqa: SIM118
-            headers = [_Header(key, part.get_dtype(), tuple(part.get_shape())) for key, part in described]
+            described, mapped = [(key, opened.get_slice(key)) for key in opened.keys()], SafetensorsBytes(path)  # noqa: SIM118
+            headers = [
+                _Header(key, part.get_dtype(), tuple(part.get_shape()), *mapped.extent(key)) for key, part in described
+            ]
     except SafetensorError as error:
         raise CorruptModel(f"{path} is damaged: {error}") from None
-    for key, kind, shape in headers:
+    for key, kind, shape, *_ in headers:
         if kind not in BYTES:
             raise InputError(f"{key} in {path} is stored as {kind}; an adapter has {', '.join(BYTES)}")
         if 0 in shape or not shape:
@@ -210,8 +218,31 @@ def _without_base_weights(name: str, headers: dict[str, _Header], shapes: Weight
     return headers
 
 
-def _numbers(mapped: SafetensorsBytes, header: _Header) -> Float32Array:
-    return widen(header.kind, mapped.rows(*header), header.shape)
+def _runs(headers: Iterable[_Header]) -> list[list[_Header]]:
+    """Tensors in the order in which they are stored, in runs without gaps of one type, which fit a core's cache."""
+    runs: list[list[_Header]] = []
+    for header in sorted(headers, key=lambda header: header.begin):
+        is_next = runs and (runs[-1][-1].kind, runs[-1][-1].end) == (header.kind, header.begin)
+        if is_next and header.end - runs[-1][0].begin <= RUN_BYTES:
+            runs[-1].append(header)
+        else:
+            runs.append([header])
+    return runs
+
+
+def _read_run(path: Path, run: Sequence[_Header]) -> Iterator[tuple[str, Float32Array]]:
+    """The names and numbers of tensors, read and widened in few calls, during which other threads run.
+
+    They are read and not mapped: a file that becomes shorter meanwhile is an error, and no signal.
+    """
+    begin, num_bytes = run[0].begin, run[-1].end - run[0].begin
+    stored = np.fromfile(path, np.uint8, num_bytes, offset=begin)
+    if len(stored) != num_bytes:
+        raise CorruptModel(f"{path.name} is truncated or damaged; download it again")
+    size = BYTES[run[0].kind]
+    numbers = widen(run[0].kind, stored, (num_bytes // size,))
+    for header in run:
+        yield header.key, numbers[(header.begin - begin) // size : (header.end - begin) // size].reshape(header.shape)
 
 
 def _split_name(name: str, stored_name: str) -> tuple[str, str]:
@@ -238,7 +269,10 @@ def _module_of(path: str) -> str:
 def _update(parts: Mapping[str, Float32Array], scale: float) -> LowRankUpdate:
     down, up, bias = (parts.get(part) for part in _PARTS)
     assert down is not None and up is not None
-    return LowRankUpdate(down, up * np.float32(scale), None if bias is None else bias * np.float32(scale))
+    for part in (up, bias):
+        if part is not None:
+            part *= np.float32(scale)
+    return LowRankUpdate(down, up, bias)
 
 
 def _patterns(name: str, field: str, value: object) -> list[tuple[re.Pattern[str], float]]:

@@ -44,6 +44,23 @@ def widen(stored_type: str, rows: npt.NDArray[np.uint8], shape: tuple[int, ...])
     """Numbers of a type of `BYTES` as float32."""
     stored = np.ascontiguousarray(rows)
     if stored_type == "BF16":
-        bits = stored.view("<u2").astype(np.uint32) << np.uint32(16)
+        bits = stored.view("<u2").astype(np.uint32)
+        bits <<= np.uint32(16)
         return bits.view(np.float32).reshape(shape)
-    return stored.view({"F32": "<f4", "F16": "<f2"}[stored_type]).astype(np.float32).reshape(shape)
+    if stored_type == "F16":
+        return _widen_float16(stored).reshape(shape)
+    return stored.view("<f4").astype(np.float32).reshape(shape)
+
+
+def _widen_float16(stored: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """In a third of the time that numpy takes: the bits move to their places in float32, and a factor makes up for the
+    other bias of its exponents, which is exact. numpy converts infinities and NaN, whose exponent is the largest, and
+    all numbers in a thread in which subnormal ones become 0."""
+    bits = stored.view("<i2").astype(np.int32)
+    bits <<= 13
+    bits &= np.int32(-0x70002000)  # without the copies of the sign above the exponent
+    wide, factor = bits.view(np.float32), np.float32(2.0**112)
+    wide *= factor
+    if np.float32(2.0**-149) * factor and max(wide.max(initial=0), -wide.min(initial=0)) < 2.0**16:
+        return wide
+    return stored.view("<f2").astype(np.float32)

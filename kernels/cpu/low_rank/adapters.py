@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.cpu.gemm import packed_weights
 from plait.kernels.cpu.gemm.layout_kernels import layout_kernel
-from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
-from plait.kernels.cpu.kernel_args import aligned_empty, aligned_zeros
+from plait.kernels.cpu.gemm.layouts import QUANT_BLOCK, TILE_OUTPUTS
+from plait.kernels.cpu.kernel_args import CACHE_LINE, aligned_zeros
 from plait.kernels.cpu.kernel_types import DOWN_TILES, HEAD, NUM_OUTER, TABLE_COLUMNS, TILE_COLUMNS
+from plait.kernels.cpu.low_rank.packing import LAYOUT, UNIT_BYTES, UP_BYTES, Part, pack
 
-DOWN_BITS = 8
+MAX_PLANS = 1 << 10
 Floats = npt.NDArray[np.float32]
 
 
@@ -63,16 +64,19 @@ class CpuAdapters:
         float16.
         """
         products = [
-            _pack_product(updates, num_of_product) if updates else None
+            (updates, num_of_product)
             for products, outputs in zip(layers, self._num_outputs, strict=True)
             for updates, num_of_product in zip(products, outputs, strict=True)
         ]
-        packed = [product for product in products if product is not None]
-        rows = [(0,) * TABLE_COLUMNS if product is None else product.rows for product in products]
-        arrays = [array for product in packed for array in product.arrays]
-        return PackedAdapter(
-            np.array(rows, np.int64), max((product.num_terms for product in packed), default=0), arrays
-        )
+        plans = {i: _plan_of(*product) for i, product in enumerate(products) if product[0]}
+        rows, begin = np.zeros((len(products), TABLE_COLUMNS), np.int64), 0
+        memory = aligned_zeros((sum(plan.num_bytes for plan in plans.values()),), np.uint8)
+        packing = _Packing([], [], [memory])
+        for i, plan in plans.items():
+            rows[i] = packing.add(products[i][0], plan, memory[begin : begin + plan.num_bytes])
+            begin += plan.num_bytes
+        pack(packing.parts)
+        return PackedAdapter(rows, max((plan.num_terms for plan in plans.values()), default=0), packing.arrays)
 
     def place(self, slot: int, adapter: PackedAdapter | None) -> None:
         """Sets the adapter of a slot, which no running step uses; None empties it."""
@@ -87,86 +91,80 @@ class CpuAdapters:
         return slots is not None and bool(self.table[slots[slots >= 0] * self._rows + row, DOWN_TILES].any())
 
 
-class _PackedProduct(NamedTuple):
-    """As `PackedAdapter`, of one product: a row of the table."""
+def _plan_of(updates: Sequence[ProductUpdate], num_outputs: int) -> _Plan:
+    inputs = 0 if updates[0].is_embedding else updates[0].down.shape[1]
+    return _plan(num_outputs, inputs, tuple((x.begin, *x.up.shape, x.bias is not None) for x in updates))
 
-    rows: tuple[int, ...]
+
+class _Plan(NamedTuple):
+    """The memory of a product's updates: the table of its tiles of outputs, `up`, the factors, and `down`.
+
+    tiles: that table, with addresses from the begin of the memory, as the others. inputs, num_terms (in whole tiles): 0
+    for the embedding.
+    """
+
+    inputs: int
+    tiles: npt.NDArray[np.int64]
+    factors: int
+    down: int
+    num_bytes: int
     num_terms: int
-    arrays: Sequence[npt.NDArray[Any]]
 
 
-def _pack_product(updates: Sequence[ProductUpdate], num_outputs: int) -> _PackedProduct:
-    """One term behind the ranks stands for all biases."""
-    if updates[0].is_embedding:
-        return _pack_embedding(updates)
-    num_ranks = sum(len(update.down) for update in updates)
-    has_bias = any(update.bias is not None for update in updates)
-    down = np.zeros((num_ranks + has_bias, updates[0].down.shape[1]), np.float32)
-    up = np.zeros((num_ranks + has_bias, num_outputs + -num_outputs % TILE_OUTPUTS), np.float16)
-    factors = aligned_zeros((len(down) + -len(down) % TILE_OUTPUTS,), np.float32)
-    rank = 0
-    for update in updates:
-        ranks, end = slice(rank, rank + len(update.down)), update.begin + len(update.up)
-        down[ranks], down_factors = _scaled(update.down)
-        up[ranks, update.begin : end], up_factors = _scaled(update.up.T)
-        factors[ranks] = down_factors * up_factors
-        if update.bias is not None:
-            up[num_ranks, update.begin : end] = update.bias
-        rank = ranks.stop
-    packed = packed_weights.pack(packed_weights.quantize(down, DOWN_BITS))
-    up_tiles, tiles_table = _tiles(updates, up, num_ranks)
-    row = (
-        packed.address,
-        packed.tile_bytes,
-        len(packed.data),
-        layout_kernel(packed.layout.name).product,
-        factors.ctypes.data,
-        num_ranks if has_bias else -1,
-        tiles_table.ctypes.data,
-    )
-    return _PackedProduct(row, len(factors), (packed.data, factors, up_tiles, tiles_table))
-
-
-def _pack_embedding(updates: Sequence[ProductUpdate]) -> _PackedProduct:
-    """Rows of the terms of each token."""
-    (update,) = updates
-    up, factors = _scaled(update.up.T)
-    terms = np.ascontiguousarray((update.down * factors[:, None]).T, np.float32)
-    up_tiles, tiles_table = _tiles(updates, up.astype(np.float16), len(up))
-    row = (terms.ctypes.data, terms.strides[0], 1, 0, 0, -1, tiles_table.ctypes.data)
-    return _PackedProduct(row, 0, (terms, up_tiles, tiles_table))
-
-
-def _scaled(rows: Floats) -> tuple[Floats, Floats]:
-    """(rows of magnitudes up to 1, the factor of each)"""
-    factors: Floats = np.abs(rows).max(axis=1)
-    scaled: Floats = rows / np.where(factors, factors, 1).astype(np.float32)[:, None]
-    return scaled, factors
-
-
-def _tiles(
-    updates: Sequence[ProductUpdate], up: npt.NDArray[np.float16], num_ranks: int
-) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.int64]]:
-    """(the rows of `up` [terms, outputs] that each tile needs, tile by tile; the table of the tiles)"""
-    num_tiles = up.shape[1] // TILE_OUTPUTS
-    first, last, rank = np.full(num_tiles, len(up)), np.zeros(num_tiles, np.int64), 0
-    for begin, down, outputs, bias, _ in updates:
-        tiles = slice(begin // TILE_OUTPUTS, -(-(begin + len(outputs)) // TILE_OUTPUTS))
-        first[tiles] = np.minimum(first[tiles], rank)
-        rank += len(down)
-        last[tiles] = np.maximum(last[tiles], rank if bias is None else num_ranks + 1)
+@lru_cache(MAX_PLANS)
+def _plan(num_outputs: int, inputs: int, updates: tuple[tuple[int, int, int, bool], ...]) -> _Plan:
+    """The plan of updates (begin, N, r, whether there is a bias). One term behind the ranks stands for all biases."""
+    num_tiles, num_ranks = -(-num_outputs // TILE_OUTPUTS), sum(ranks for _, _, ranks, _ in updates)
+    first, last, rank = np.full(num_tiles, num_ranks), np.zeros(num_tiles, np.int64), 0
+    for begin, outputs, ranks, has_bias in updates:
+        assert begin + outputs <= num_outputs, "compiled code writes where the table says"
+        of_update = slice(begin // TILE_OUTPUTS, -(-(begin + outputs) // TILE_OUTPUTS))
+        first[of_update] = np.minimum(first[of_update], rank)
+        rank += ranks
+        last[of_update] = np.maximum(last[of_update], num_ranks + 1 if has_bias else rank)
     first[last == 0], last[last == 0] = 0, 1  # the kernel adds at least one term, here zeros
-    counts = last - first
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    rows = aligned_empty((int(starts[-1]), TILE_OUTPUTS), np.float16)
-    begin = 0
-    for end in [*(np.flatnonzero(np.diff(first) | np.diff(last)) + 1), num_tiles]:  # tiles with the same terms
-        of_tiles = up[first[begin] : last[begin], TILE_OUTPUTS * begin : TILE_OUTPUTS * end]
-        shape = (end - begin, last[begin] - first[begin], TILE_OUTPUTS)
-        target = rows[starts[begin] : starts[end]].reshape(shape)
-        np.copyto(target, of_tiles.reshape(shape[1], shape[0], TILE_OUTPUTS).transpose(1, 0, 2))
-        begin = end
-    table = np.zeros((num_tiles, TILE_COLUMNS), np.int64)
-    table[:, 0], table[:, 1] = first, counts
-    table[:, 2] = rows.ctypes.data + rows.itemsize * TILE_OUTPUTS * starts[:-1]
-    return rows, table
+    term_tiles = -(-(num_ranks + any(has_bias for *_, has_bias in updates)) // TILE_OUTPUTS)
+    table_bytes = 8 * TILE_COLUMNS * num_tiles
+    ends = table_bytes + -table_bytes % CACHE_LINE + UP_BYTES * np.cumsum(last - first)
+    tiles = np.stack([first, last - first, ends - UP_BYTES * (last - first)], axis=1)
+    factors = int(ends[-1])
+    down = factors + 4 * TILE_OUTPUTS * term_tiles
+    num_bytes = down + inputs // QUANT_BLOCK * UNIT_BYTES * term_tiles
+    return _Plan(inputs, tiles, factors, down, num_bytes, TILE_OUTPUTS * term_tiles if inputs else 0)
+
+
+class _Packing(NamedTuple):
+    """An adapter that is to be packed. read: what the parts have addresses of. arrays: what its table has them of."""
+
+    parts: list[Part]
+    read: list[Floats]
+    arrays: list[npt.NDArray[Any]]
+
+    def add(self, updates: Sequence[ProductUpdate], plan: _Plan, memory: npt.NDArray[np.uint8]) -> tuple[int, ...]:
+        """Adds a product, which will be in `memory`. Returns its row of the table."""
+        tiles, rank, one_term = int(memory.ctypes.data), 0, -1
+        factors, packed = tiles + plan.factors, tiles + plan.down
+        memory[: plan.tiles.nbytes].view(np.int64).reshape(plan.tiles.shape)[:] = plan.tiles + (0, 0, tiles)
+        for update in updates:
+            outputs, ranks = update.up.shape
+            part = Part(self._address(update.up), outputs, ranks, update.begin, rank, tiles, factors)
+            if plan.inputs:
+                part = part._replace(down=self._address(update.down), inputs=plan.inputs, packed=packed)
+            self.parts.append(part)
+            rank += ranks
+        biased = [update for update in updates if update.bias is not None]
+        if biased:
+            biases, one_term = np.zeros(TILE_OUTPUTS * len(plan.tiles), np.float32), rank
+            for update in biased:
+                biases[update.begin : update.begin + len(update.up)] = update.bias
+            self.parts.append(Part(self._address(biases), len(biases), 1, 0, one_term, tiles))
+        if not plan.inputs:  # of the embedding: rows of the terms of each token
+            terms = np.ascontiguousarray((updates[0].down * np.abs(updates[0].up).max(axis=0)[:, None]).T, np.float32)
+            self.arrays.append(terms)
+            return terms.ctypes.data, terms.strides[0], 1, 0, 0, -1, tiles
+        num_tiles, product = plan.num_terms // TILE_OUTPUTS, layout_kernel(LAYOUT.name).product
+        return packed, plan.inputs // QUANT_BLOCK * UNIT_BYTES, num_tiles, product, factors, one_term, tiles
+
+    def _address(self, array: Floats) -> int:
+        self.read.append(np.ascontiguousarray(array, np.float32))
+        return self.read[-1].ctypes.data

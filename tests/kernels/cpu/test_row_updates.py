@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_calls import compiled_kernel
+from kernel_calls import compiled_kernel, unpacked
 from quantized_activations import counters, dequantized, empty_int8, random_int8
 from stored_weights import dequantized_weight, random_weight
 
 from plait.kernels.cpu import decoder_kernels, kernel_types, vector_ops
 from plait.kernels.cpu.decoder_weights import weight_part
 from plait.kernels.cpu.gemm import packed_linear, packed_weights
+from plait.kernels.cpu.gemm.layouts import LAYOUTS
+from plait.kernels.cpu.gemm.packed_weights import PackedWeight
 from plait.kernels.cpu.kernel_types import RowUpdates
 from plait.kernels.cpu.low_rank import row_updates
 from plait.kernels.cpu.low_rank.adapters import CpuAdapters, ProductUpdate
@@ -130,6 +135,52 @@ def test_a_gated_product_with_updates(slots, data):
     expected = gate / (1 + np.exp(-gate)) * up
     steps = np.abs(expected).reshape(len(slots), tiles, 32).max(-1).repeat(32, axis=1) / 127
     assert (np.abs(dequantized(out).numpy() - expected) <= 0.6 * steps + 2e-3 * steps.max() * 127).all()
+
+
+def numbers_at(address, shape, dtype):
+    return np.frombuffer(ctypes.string_at(int(address), math.prod(shape) * np.dtype(dtype).itemsize), dtype).reshape(
+        shape
+    )
+
+
+def scaled(rows):
+    """Rows of magnitudes up to 1, and the factor of each."""
+    factors = np.abs(rows).max(axis=1)
+    factors[factors == 0] = 1
+    return rows / factors[:, None], factors
+
+
+@settings(max_examples=60, deadline=None)
+@given(adapters_of(150), st.integers(-30, 30), st.integers(-30, 30), st.data())
+def test_numbers_are_packed_to_the_bit(adapters, down_exponent, up_exponent, data):
+    """As numpy rounds them, of any magnitudes and with rows of zeros."""
+    for updates in filter(None, adapters):
+        for i, (begin, down, up, bias, _) in enumerate(updates):
+            down, up = down * np.float32(10.0**down_exponent), np.asfortranarray(up * np.float32(10.0**up_exponent))
+            down[:, 32:64] *= np.float32(data.draw(st.sampled_from([1e-12, 1e-5, 0, 1])))
+            down[data.draw(st.integers(0, len(down) - 1))] = 0
+            up[:, data.draw(st.integers(0, len(down) - 1))] = 0
+            updates[i] = ProductUpdate(begin, down, up, bias)
+        (row,) = (packed := CpuAdapters([[150]], 1).pack([[updates]])).rows
+        num_ranks, rank = sum(len(update.down) for update in updates), 0
+        up = np.zeros((num_ranks + 1, 160), np.float16)
+        downs, factors = (np.concatenate(parts) for parts in zip(*(scaled(x.down) for x in updates), strict=True))
+        for begin, down, of_update, bias, _ in updates:
+            ranks, outputs = slice(rank, rank + len(down)), slice(begin, begin + len(of_update))
+            up[ranks, outputs], up_factors = scaled(of_update.T)
+            factors[ranks] *= up_factors
+            up[num_ranks, outputs] = 0 if bias is None else bias
+            rank = ranks.stop
+        assert np.array_equal(numbers_at(row[kernel_types.FACTORS_AT], (num_ranks,), np.float32), factors)
+        data_of_down = (row[kernel_types.DOWN_TILES], INPUTS // 32, LAYOUTS["Q8_0"].unit_bytes)
+        weight = PackedWeight(numbers_at(row[kernel_types.DOWN_AT], data_of_down, np.uint8), LAYOUTS["Q8_0"], num_ranks)
+        assert np.array_equal(unpacked(weight), dequantized_weight(packed_weights.quantize(downs, 8)))
+        table = numbers_at(row[kernel_types.TILES_OF_UP], (5, kernel_types.TILE_COLUMNS), np.int64)
+        for i, (first, count, address) in enumerate(table):
+            expected = up[first : first + count, 32 * i : 32 * i + 32]
+            assert np.array_equal(numbers_at(address, (count, 32), np.float16), expected)
+            assert not up[:first, 32 * i : 32 * i + 32].any() and not up[first + count :, 32 * i : 32 * i + 32].any()
+        assert packed.num_terms == 32 * row[kernel_types.DOWN_TILES]
 
 
 def test_a_row_without_an_adapter_has_the_same_bits_beside_others():

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -143,6 +144,14 @@ def test_missing_and_damaged_files(saved, config, tmp_path):
     weights.rename(folder / "adapter_model.bin")
     with pytest.raises(ModelNotFound, match=r"does not read adapter_model\.bin"):
         load_adapters({"mine": path}, config)
+
+
+def test_a_file_that_becomes_shorter_while_it_is_open_is_an_error(saved, config, tmp_path):
+    weights = Path(changed(saved, tmp_path / "a"), "adapter_model.safetensors")
+    opened = open_adapter("mine", weights.parent, config, expected_shapes(config))
+    weights.write_bytes(weights.read_bytes()[:-9])
+    with pytest.raises(CorruptModel, match="truncated"):
+        opened.read()
 
 
 def test_gguf_files_of_other_kinds(saved, config):
