@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.gemm.block_values import Prefetch, block_place, prefetch_share, unit_scales
+from plait.kernels.cpu.gemm.block_values import Pieces, Prefetch, block_place, prefetch_share, unit_scales
 from plait.kernels.cpu.gemm.int8_blocks import (
     AVX2,
     AVX512_VNNI,
@@ -65,6 +65,8 @@ class ProductArgs(NamedTuple):
     out_stride: Any
     out_tile_stride: Any
     rows: Any
+    pieces: Any = 0  # addresses of memory that is prefetched beside the weights of several rows, int64
+    num_pieces: Any = 0
 
     @classmethod
     def at(cls, b: Any, address: Any) -> ProductArgs:
@@ -91,10 +93,19 @@ def generate_product(b: Any, layout: PackedLayout, args: ProductArgs, prefetches
         with one_row:
             generate_tiles(b, layout, args, 1, prefetches)
         with several_rows:
+            prefetches = _with_pieces(b, prefetches, args)
             tiles, tile, out = _begin_tiles(b, args)
             units = b.udiv(args.blocks, v.I64(layout.blocks))
             _generate_chunks(b, layout, tile, out, args, units, prefetches)
             tiles.end()
+
+
+def _with_pieces(b: Any, prefetches: Prefetches, args: ProductArgs) -> Prefetches:
+    """Adds the pieces of the arguments."""
+    current = v.allocate_on_stack(b, v.I64)
+    b.store(args.pieces, current)
+    pieces = Pieces(current, b.add(args.pieces, b.mul(args.num_pieces, v.I64(8))))
+    return {rows: how._replace(pieces=pieces) for rows, how in prefetches.items()}
 
 
 def generate_tiles(b: Any, layout: PackedLayout, args: ProductArgs, rows: int, prefetches: Prefetches) -> None:
