@@ -17,7 +17,7 @@ from plait.kernels.cpu import kernel_types as types
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.compiler.intrinsics import Int, carray, intrinsic
 from plait.kernels.cpu.gemm.block_values import PIECE_BYTES
-from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
+from plait.kernels.cpu.gemm.layouts import DOWN_OUTPUTS, TILE_OUTPUTS
 from plait.kernels.cpu.kernel_args import as_pointer
 from plait.kernels.cpu.kernel_types import PrefetchList, RowUpdates
 
@@ -35,15 +35,15 @@ def updated_rows(updates: RowUpdates, first: int, count: int) -> Iterator[tuple[
 
 
 def down_items(updates: RowUpdates) -> int:
-    """The items of the product with `down`: 32 terms of a few rows."""
+    """The items of the product with `down`: a tile of terms of a few rows."""
     groups = (len(updates.slots) + ROWS_PER_ITEM - 1) // ROWS_PER_ITEM
-    return int(groups * (updates.terms.shape[1] // TILE_OUTPUTS))
+    return int(groups * (updates.terms.shape[1] // DOWN_OUTPUTS))
 
 
 def parts_of_down(updates: RowUpdates, first: int, last: int) -> Iterator[tuple[Any, Any, Any, Any]]:
     """The parts of items [first, last): a tile of `down`, the first of neighbouring rows with one adapter, the row
     after the last, and their row of the table."""
-    tiles = updates.terms.shape[1] // TILE_OUTPUTS
+    tiles = updates.terms.shape[1] // DOWN_OUTPUTS
     for item in range(first, last):
         tile, row = item % tiles, item // tiles * ROWS_PER_ITEM
         after_last = min(len(updates.slots), row + ROWS_PER_ITEM)

@@ -15,7 +15,7 @@ from plait.kernels.cpu import kernel_types as types
 from plait.kernels.cpu import vector_ops
 from plait.kernels.cpu.gemm.adapter_reads import down_items, parts_of_down
 from plait.kernels.cpu.gemm.amx_blocking import TileStream
-from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
+from plait.kernels.cpu.gemm.layouts import DOWN_OUTPUTS, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import linear, multiply_tiles
 from plait.kernels.cpu.kernel_types import PrefetchList, QuantizedActivations, RowUpdates
 from plait.kernels.cpu.parallel.threads import ThreadContext, shared_ranges
@@ -63,15 +63,15 @@ def multiply_down(ctx: ThreadContext, phase: int, updates: RowUpdates, x: Quanti
 def _write_terms(tile: int, row: int, rows: int, entry: Any, updates: RowUpdates, x: QuantizedActivations) -> None:
     """Writes a tile of terms of rows with one adapter: the product with `down`, times the factors of the ranks."""
     stride = 4 * updates.terms.shape[1]
-    terms = address_of(updates.terms) + row * stride + 4 * TILE_OUTPUTS * tile
+    terms = address_of(updates.terms) + row * stride + 4 * DOWN_OUTPUTS * tile
     stream = TileStream(0, 0, entry[types.DOWN_AT], entry[types.DOWN_STRIDE])
     multiply_tiles(
-        entry[types.DOWN_PRODUCT], stream, tile, tile + 1, x, row, rows, terms, stride, 4 * TILE_OUTPUTS,
+        entry[types.DOWN_PRODUCT], stream, tile, tile + 1, x, row, rows, terms, stride, 4 * DOWN_OUTPUTS,
         PrefetchList(0, 0),
     )  # fmt: skip
-    factors, one = entry[types.FACTORS_AT] + 4 * TILE_OUTPUTS * tile, entry[types.ONE_TERM] - TILE_OUTPUTS * tile
+    factors, one = entry[types.FACTORS_AT] + 4 * DOWN_OUTPUTS * tile, entry[types.ONE_TERM] - DOWN_OUTPUTS * tile
     for i in range(rows):
         target = terms + i * stride
-        vector_ops.scale_into(target, factors, np.float32(1.0), target, 2)
-        if one >= 0 and one < TILE_OUTPUTS:  # kernels compare two numbers at a time
+        vector_ops.scale_into(target, factors, np.float32(1.0), target, DOWN_OUTPUTS // 16)
+        if one >= 0 and one < DOWN_OUTPUTS:  # kernels compare two numbers at a time
             updates.terms[row + i, entry[types.ONE_TERM]] = np.float32(1.0)

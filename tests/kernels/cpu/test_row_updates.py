@@ -16,7 +16,7 @@ from plait.kernels.cpu import decoder_kernels, kernel_types, vector_ops
 from plait.kernels.cpu.decoder_weights import weight_part
 from plait.kernels.cpu.gemm import adapter_reads, packed_linear, packed_weights
 from plait.kernels.cpu.gemm.block_values import PIECE_BYTES
-from plait.kernels.cpu.gemm.layouts import LAYOUTS
+from plait.kernels.cpu.gemm.layouts import DOWN_LAYOUT, DOWN_OUTPUTS
 from plait.kernels.cpu.gemm.packed_weights import PackedWeight
 from plait.kernels.cpu.kernel_types import PrefetchList, RowUpdates
 from plait.kernels.cpu.low_rank import row_updates
@@ -223,15 +223,15 @@ def test_numbers_are_packed_to_the_bit(adapters, down_exponent, up_exponent, dat
             up[num_ranks, outputs] = 0 if bias is None else bias
             rank = ranks.stop
         assert np.array_equal(numbers_at(row[kernel_types.FACTORS_AT], (num_ranks,), np.float32), factors)
-        data_of_down = (row[kernel_types.DOWN_TILES], INPUTS // 32, LAYOUTS["Q8_0"].unit_bytes)
-        weight = PackedWeight(numbers_at(row[kernel_types.DOWN_AT], data_of_down, np.uint8), LAYOUTS["Q8_0"], num_ranks)
+        data_of_down = (row[kernel_types.DOWN_TILES], INPUTS // 32, DOWN_LAYOUT.unit_bytes)
+        weight = PackedWeight(numbers_at(row[kernel_types.DOWN_AT], data_of_down, np.uint8), DOWN_LAYOUT, num_ranks)
         assert np.array_equal(unpacked(weight), dequantized_weight(packed_weights.quantize(downs, 8)))
         table = numbers_at(row[kernel_types.TILES_OF_UP], (5, kernel_types.TILE_COLUMNS), np.int64)
         for i, (first, count, address) in enumerate(table):
             expected = up[first : first + count, 32 * i : 32 * i + 32]
             assert np.array_equal(numbers_at(address, (count, 32), np.float16), expected)
             assert not up[:first, 32 * i : 32 * i + 32].any() and not up[first + count :, 32 * i : 32 * i + 32].any()
-        assert packed.num_terms == 32 * row[kernel_types.DOWN_TILES]
+        assert packed.num_terms == DOWN_OUTPUTS * row[kernel_types.DOWN_TILES]
 
 
 def test_a_row_without_an_adapter_has_the_same_bits_beside_others():
