@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from plait.kernels.cpu.gemm.layout_kernels import layout_kernel
 from plait.kernels.cpu.gemm.layouts import DOWN_LAYOUT, DOWN_OUTPUTS, QUANT_BLOCK, TILE_OUTPUTS
-from plait.kernels.cpu.kernel_args import CACHE_LINE, aligned_zeros
+from plait.kernels.cpu.kernel_args import CACHE_LINE, huge_zeros
 from plait.kernels.cpu.kernel_types import DOWN_TILES, HEAD, NUM_OUTER, TABLE_COLUMNS, TILE_COLUMNS
 from plait.kernels.cpu.low_rank.packing import UNIT_BYTES, UP_BYTES, Part, pack
 
@@ -70,7 +70,7 @@ class CpuAdapters:
         ]
         plans = {i: _plan_of(*product) for i, product in enumerate(products) if product[0]}
         rows, begin = np.zeros((len(products), TABLE_COLUMNS), np.int64), 0
-        memory = aligned_zeros((sum(plan.num_bytes for plan in plans.values()),), np.uint8)
+        memory = huge_zeros(sum(plan.num_bytes for plan in plans.values()))
         packing = _Packing([], [], [memory])
         for i, plan in plans.items():
             rows[i] = packing.add(products[i][0], plan, memory[begin : begin + plan.num_bytes])

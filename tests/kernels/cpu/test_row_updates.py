@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_calls import compiled_kernel, unpacked
@@ -18,6 +21,7 @@ from plait.kernels.cpu.gemm import adapter_reads, packed_linear, packed_weights
 from plait.kernels.cpu.gemm.block_values import PIECE_BYTES
 from plait.kernels.cpu.gemm.layouts import DOWN_LAYOUT, DOWN_OUTPUTS
 from plait.kernels.cpu.gemm.packed_weights import PackedWeight
+from plait.kernels.cpu.kernel_args import CACHE_LINE, HUGE_PAGE, huge_zeros
 from plait.kernels.cpu.kernel_types import PrefetchList, RowUpdates
 from plait.kernels.cpu.low_rank import row_updates
 from plait.kernels.cpu.low_rank.adapters import CpuAdapters, ProductUpdate
@@ -245,3 +249,15 @@ def test_a_row_without_an_adapter_has_the_same_bits_beside_others():
         adapted_linear(counters(2), parts, x, outs[-1], updates)
     assert np.array_equal(outs[0][[1, 3]], outs[1][[1, 3]])
     assert not np.allclose(outs[0][[0, 2]], outs[1][[0, 2]])
+
+
+@pytest.mark.parametrize("num_bytes", [1, 100, HUGE_PAGE, 2 * HUGE_PAGE + 1])
+def test_memory_of_adapters_is_in_huge_pages_if_it_fills_one(num_bytes, monkeypatch):
+    memory = huge_zeros(num_bytes)
+    assert num_bytes <= len(memory) <= num_bytes + HUGE_PAGE
+    assert not memory.any() and memory.flags.writeable and memory.ctypes.data % CACHE_LINE == 0
+    if num_bytes >= HUGE_PAGE and Path("/sys/kernel/mm/transparent_hugepage").exists():
+        of_mapping = Path("/proc/self/smaps").read_text().split(f"\n{memory.ctypes.data:x}-")[1]
+        assert "hg" in of_mapping.split("VmFlags:")[1].split("\n")[0].split()
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    assert not huge_zeros(num_bytes).any(), "on a system without huge pages"
