@@ -6,7 +6,9 @@ and a step rewrites only what changes.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from plait.kernels.cpu.compiler.intrinsics import Int, carray, intrinsic
 
 INTS_PER_ENTRY = 3  # int64 for an array: its address, its rows, the elements of a row
 CACHE_LINE = 64  # bytes of a cache line, and of an AVX-512 vector
+HUGE_PAGE = 2 << 20
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
@@ -26,6 +29,16 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
 def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     """Returns an array of zeros that begins at a cache line."""
     return _aligned(np.zeros(_padded_bytes(shape, dtype), np.uint8), shape, dtype)
+
+
+def huge_zeros(num_bytes: int) -> np.ndarray[Any, Any]:
+    """Returns zeros, uint8, in huge pages where the system has them and the bytes fill one."""
+    if num_bytes < HUGE_PAGE:
+        return aligned_zeros((num_bytes,), np.uint8)
+    memory = mmap.mmap(-1, num_bytes + -num_bytes % HUGE_PAGE, flags=mmap.MAP_PRIVATE)
+    with contextlib.suppress(OSError, AttributeError):  # a system without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 def _padded_bytes(shape: tuple[int, ...], dtype: Any) -> int:

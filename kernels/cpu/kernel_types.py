@@ -73,6 +73,13 @@ class RowUpdates(NamedTuple):
     terms: Any  # float32 [T, the most terms of a product, in whole tiles]
 
 
+class PrefetchList(NamedTuple):
+    """What a product of several rows prefetches beside its weights (`int8_kernel.ProductArgs`)."""
+
+    address: int  # of the addresses of the pieces, int64 each
+    length: int
+
+
 QKV, OUTPUT, GATE_UP, DOWN, NUM_PRODUCTS = range(5)  # the products of a layer
 HEAD, EMBEDDING, NUM_OUTER = range(3)  # those behind the layers
 # Columns of `RowUpdates.table`, whose rows are the products of an adapter, one adapter after the other. `down`

@@ -1,4 +1,4 @@
-"""Reads a block of a packed weight into vectors: quants as bytes, scales and minima as float32. Generates LLVM code.
+"""Reads a block of a packed weight: quants as bytes, scales and minima as float32, floats as they are. Generates LLVM.
 
 A `BlockPlace` is a block of 32 inputs of a tile. A vector covers `lanes` outputs (8 or 16); `part` is its index in
 the tile. All functions append to the builder `b`.
@@ -19,9 +19,12 @@ from plait.kernels.cpu.gemm.layouts import (
     HALF_TILE,
     LINE,
     NIBBLE_PAIR_SCALES,
+    QUANT_BLOCK,
     TILE_OUTPUTS,
     PackedLayout,
 )
+
+PIECE_BYTES = 1024  # a tile of `up` of rank 16
 
 
 class BlockPlace(NamedTuple):
@@ -50,15 +53,26 @@ def tile_block_place(b: Any, layout: PackedLayout, tile: Any, block: Any) -> Blo
     return block_place(b, layout, unit, b.and_(block, v.I64(layout.blocks - 1)))
 
 
+class Pieces(NamedTuple):
+    """A list of addresses of memory, PIECE_BYTES each."""
+
+    current: Any  # a pointer to where the address of the next one is
+    end: Any  # the address behind the list
+
+
 class Prefetch(NamedTuple):
-    """How weights are prefetched: so many bytes ahead (0: not at all), to the cache of level 1 or 2."""
+    """How weights are prefetched: so many bytes ahead (0: not at all), to the cache of level 1 or 2; and beside each
+    block one of `pieces`."""
 
     ahead: int
     level: int = 1
+    pieces: Pieces | None = None
 
 
 def prefetch_share(b: Any, layout: PackedLayout, place: BlockPlace, how: Prefetch, half: Any = None) -> None:
     """Prefetches a block's share of its unit, so far ahead; given a half (0 or 1), that half of it."""
+    if how.pieces is not None:
+        _prefetch_piece(b, how.pieces)
     if not how.ahead:
         return
     size, begin = layout.unit_bytes // layout.blocks, place.unit
@@ -69,6 +83,16 @@ def prefetch_share(b: Any, layout: PackedLayout, place: BlockPlace, how: Prefetc
         begin = b.add(begin, b.mul(half, v.I64(size)))
     for line in range(0, size, LINE):
         v.prefetch(b, begin, how.ahead + line, how.level)
+
+
+def _prefetch_piece(b: Any, pieces: Pieces) -> None:
+    """Prefetches the next piece to the second level: the first one would lose the weights."""
+    current = b.load(pieces.current)
+    with b.if_then(b.icmp_unsigned("<", current, pieces.end)):
+        piece = v.load(b, current, v.I64)
+        for line in range(0, PIECE_BYTES, LINE):
+            v.prefetch(b, piece, line, level=2)
+        b.store(b.add(current, v.I64(8)), pieces.current)
 
 
 class BlockQuants:
@@ -215,3 +239,50 @@ def pair_scales(b: Any, words: Any, lanes: int) -> list[Any]:
 def _negated(b: Any, factors: list[Any], scales: UnitScales) -> Any:
     """GGUF's K layouts subtract their minima; None without minima."""
     return b.fneg(b.fmul(factors[0], scales.minimum)) if factors else None
+
+
+def load_pair(b: Any, layout: PackedLayout, block: Any, part: int, lanes: int, pair: int) -> list[Any]:
+    """Returns inputs 2 * pair and 2 * pair + 1 of a block of floats for a vector of outputs, as float32."""
+    half, within = divmod(part * lanes, HALF_TILE)
+    offset = half * layout.half_bytes + 4 * within
+    if layout.bits == 32:
+        return [v.load(b, block, v.vector(v.F32, lanes), offset + LINE * (2 * pair + odd)) for odd in range(2)]
+    return _widened(b, layout, v.load(b, block, v.vector(v.I32, lanes), offset + LINE * pair))
+
+
+def _widened(b: Any, layout: PackedLayout, words: Any) -> list[Any]:
+    """The two 16-bit floats of each of some words of 32 bits (a vector, or one), as float32."""
+    lanes = getattr(words.type, "count", 0)
+    floats, shorts, halves = (v.vector(kind, lanes) if lanes else kind for kind in (v.F32, v.I16, v.F16))
+
+    def number(value: int) -> Any:
+        return v.constant(words.type, value) if lanes else words.type(value)
+
+    if layout.name == "BF16":
+        parts = b.shl(words, number(16)), b.and_(words, number(0xFFFF0000))
+        return [b.bitcast(part, floats) for part in parts]
+    parts = words, b.lshr(words, number(16))
+    return [b.fpext(b.bitcast(b.trunc(part, shorts), halves), floats) for part in parts]
+
+
+def generate_float_dequantize(b: Any, layout: PackedLayout, block: Any, out: Any) -> None:
+    """Writes 32 inputs of 16 outputs, whose lines are at `block`, to half a panel's block, rounded to bfloat16."""
+    for pair in range(QUANT_BLOCK // 2):
+        if layout.name == "BF16":
+            words = v.load(b, block, v.I32X16, LINE * pair)
+        else:
+            even, odd = (
+                b.zext(v.round_to_bf16_bits(b, x), v.I32X16) for x in load_pair(b, layout, block, 0, v.LANES, pair)
+            )
+            words = b.or_(even, b.shl(odd, v.constant(v.I32X16, 16)))
+        v.store(b, words, out, LINE * pair)
+
+
+def generate_float_output(b: Any, layout: PackedLayout, block: Any, lane: Any, out: Any) -> None:
+    """Writes 32 inputs of one of the 16 outputs whose lines are at `block` to float32."""
+    address = b.add(block, b.mul(lane, v.I64(4)))
+    for line in range(layout.bits):
+        words = [v.load(b, address, v.F32 if layout.bits == 32 else v.I32, LINE * line)]
+        numbers = words if layout.bits == 32 else _widened(b, layout, words[0])
+        for i, value in enumerate(numbers):
+            v.store(b, value, out, 4 * (len(numbers) * line + i))

@@ -24,7 +24,7 @@ from plait.kernels.cpu.gemm.packed_linear import (
     gate_up_tiles,
     multiply_tiles,
 )
-from plait.kernels.cpu.kernel_types import ExpertBuffers, RowUpdates
+from plait.kernels.cpu.kernel_types import ExpertBuffers, PrefetchList, RowUpdates
 from plait.kernels.cpu.ops import quantize_blocks
 from plait.kernels.cpu.parallel.threads import (
     ThreadContext,
@@ -177,7 +177,7 @@ def multiply_down(ctx: ThreadContext, parts: Any, num_experts: int, experts: Exp
             multiply_tiles(
                 parts[PRODUCT], _stream_of_expert(parts, 0, tiles, expert), first_tile, last_tile, experts.inner,
                 begin, end - begin, address_of(experts.out) + begin * stride + 4 * TILE_OUTPUTS * first_tile, stride,
-                4 * TILE_OUTPUTS,
+                4 * TILE_OUTPUTS, PrefetchList(0, 0),
             )  # fmt: skip
             item += last_tile - first_tile
 

@@ -24,10 +24,10 @@ from plait.kernels.cpu.gemm.block_values import (
     BlockQuants,
     UnitScales,
     block_scales,
+    load_pair,
     pair_scales,
     pair_words,
 )
-from plait.kernels.cpu.gemm.float_values import load_pair
 from plait.kernels.cpu.gemm.layouts import HALF_TILE, LINE, QUANT_BLOCK, PackedLayout
 
 BLOCK_GROUPS = 8  # groups of 4 inputs in a block

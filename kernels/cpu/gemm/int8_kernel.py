@@ -1,4 +1,4 @@
-"""The inner kernel of products in 8 bits: tiles of 32 outputs for any number of rows of int8 activations.
+"""The inner kernel of products in 8 bits: tiles of outputs for any number of rows of int8 activations.
 
 `int8_blocks` multiplies a block of 32 inputs. The blocks of a row are added in order, so a row's bits depend neither on
 the other rows nor on the CPU's instructions. Weights are laid out as `layouts` describes.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.gemm.block_values import Prefetch, block_place, prefetch_share, unit_scales
+from plait.kernels.cpu.gemm.block_values import Pieces, Prefetch, block_place, prefetch_share, unit_scales
 from plait.kernels.cpu.gemm.int8_blocks import (
     AVX2,
     AVX512_VNNI,
@@ -20,7 +20,7 @@ from plait.kernels.cpu.gemm.int8_blocks import (
     leaves_unit_scale,
     unit_corrections,
 )
-from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS, PackedLayout
+from plait.kernels.cpu.gemm.layouts import PackedLayout
 
 # rows, at least -> vectors of outputs that are computed together, so that their sums stay in registers
 VECTORS_PER_PASS = {AVX512_VNNI: {1: 2}, AVX_VNNI: {1: 4, 2: 2, 4: 1}, AVX2: {1: 4, 2: 2, 4: 1}}
@@ -48,8 +48,8 @@ class TileChunk(NamedTuple):
 class ProductArgs(NamedTuple):
     """The arguments of a product, int64 addresses and numbers: of builders' values here, of numbers in the callers.
 
-    It multiplies `num_tiles` tiles of a packed weight with `rows` rows of int8 activations, and writes 32 float32 for
-    each tile and row.
+    It multiplies `num_tiles` tiles of a packed weight with `rows` rows of int8 activations, and writes a float32 for
+    each output and row.
     """
 
     tiles: Any  # the first tile
@@ -65,6 +65,8 @@ class ProductArgs(NamedTuple):
     out_stride: Any
     out_tile_stride: Any
     rows: Any
+    pieces: Any = 0  # addresses of memory that is prefetched beside the weights of several rows, int64
+    num_pieces: Any = 0
 
     @classmethod
     def at(cls, b: Any, address: Any) -> ProductArgs:
@@ -91,10 +93,19 @@ def generate_product(b: Any, layout: PackedLayout, args: ProductArgs, prefetches
         with one_row:
             generate_tiles(b, layout, args, 1, prefetches)
         with several_rows:
+            prefetches = _with_pieces(b, prefetches, args)
             tiles, tile, out = _begin_tiles(b, args)
             units = b.udiv(args.blocks, v.I64(layout.blocks))
             _generate_chunks(b, layout, tile, out, args, units, prefetches)
             tiles.end()
+
+
+def _with_pieces(b: Any, prefetches: Prefetches, args: ProductArgs) -> Prefetches:
+    """Adds the pieces of the arguments."""
+    current = v.allocate_on_stack(b, v.I64)
+    b.store(args.pieces, current)
+    pieces = Pieces(current, b.add(args.pieces, b.mul(args.num_pieces, v.I64(8))))
+    return {rows: how._replace(pieces=pieces) for rows, how in prefetches.items()}
 
 
 def generate_tiles(b: Any, layout: PackedLayout, args: ProductArgs, rows: int, prefetches: Prefetches) -> None:
@@ -165,8 +176,9 @@ def _generate_passes(
         )
     ).at_block(b, b.mul(chunk.first, v.I64(layout.blocks)))
     targets = [b.add(out, b.mul(row, args.out_stride)) for row in row_indices]
-    vectors = _for_rows(VECTORS_PER_PASS[INT8_ISA], len(row_indices))
-    for first in range(0, TILE_OUTPUTS // INT8_ISA.lanes, vectors):
+    of_tile = layout.outputs // INT8_ISA.lanes
+    vectors = min(of_tile, _for_rows(VECTORS_PER_PASS[INT8_ISA], len(row_indices)))
+    for first in range(0, of_tile, vectors):
         how = Prefetch(0) if first else _for_rows(prefetches, len(row_indices))  # once for all vectors of a tile
         _generate_pass(b, layout, chunk, rows, range(first, first + vectors), targets, how)
 

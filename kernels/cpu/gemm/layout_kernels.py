@@ -16,7 +16,7 @@ from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.amx import HAS_AMX
 from plait.kernels.cpu.compiler import object_code
 from plait.kernels.cpu.gemm.int8_kernel import ProductArgs, generate_product
-from plait.kernels.cpu.gemm.layouts import LAYOUTS, PackedLayout
+from plait.kernels.cpu.gemm.layouts import DOWN_LAYOUT, LAYOUTS, PackedLayout
 from plait.kernels.cpu.gemm.panel_kernel import PassArgs, generate_dequantize, generate_output, generate_pass
 from plait.kernels.cpu.gemm.prefetch_choice import prefetches
 
@@ -48,9 +48,13 @@ def _load(name: str) -> LayoutKernel:
     path = _cache_path(name)
     code = object_code.read(path)
     if code is None:
-        code = _compile(LAYOUTS[name], object_code.target_machine())
+        code = _compile(_layout(name), object_code.target_machine())
         object_code.write(path, code)
     return LayoutKernel(*object_code.load(code, LayoutKernel._fields))
+
+
+def _layout(name: str) -> PackedLayout:
+    return DOWN_LAYOUT if name == DOWN_LAYOUT.name else LAYOUTS[name]
 
 
 def _cache_path(name: str) -> Path | None:
@@ -60,7 +64,7 @@ def _cache_path(name: str) -> Path | None:
 def assembly(name: str) -> str:
     """Returns the assembly language of a layout's functions."""
     machine = object_code.target_machine()
-    text: str = machine.emit_assembly(_optimized(LAYOUTS[name], machine))
+    text: str = machine.emit_assembly(_optimized(_layout(name), machine))
     return text
 
 

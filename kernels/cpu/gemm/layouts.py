@@ -46,7 +46,7 @@ class PackedLayout(NamedTuple):
     inputs; BYTE_SCALES, a byte for 32 inputs; PAIR_SCALES, a byte for 16; NIBBLE_PAIR_SCALES, for 16 inputs a byte
     of the scale in its lower half and the minimum in its upper one. `signed_scales`: those bytes are signed.
     `is_bfloat16`: the scale's 16 bits are bfloat16. `table`: the integer of each quant, none negative. `is_float`: a
-    "quant" is the weight itself, a float.
+    "quant" is the weight itself, a float. `halves`: of a tile, those that are stored.
     """
 
     name: str
@@ -58,6 +58,12 @@ class PackedLayout(NamedTuple):
     is_bfloat16: bool = False
     table: tuple[int, ...] = ()
     is_float: bool = False
+    halves: int = 2
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a tile."""
+        return HALF_TILE * self.halves
 
     @property
     def bits(self) -> int:
@@ -110,7 +116,7 @@ class PackedLayout(NamedTuple):
     @property
     def scales_offset(self) -> int:
         """Where the scales of a block begin in it."""
-        return 2 * self.half_bytes
+        return self.halves * self.half_bytes
 
     @property
     def minima_offset(self) -> int:
@@ -157,3 +163,6 @@ LAYOUTS = {
         PackedLayout("F32", (32,), is_float=True),
     )
 }
+# `down` of adapters, whose ranks, often 16 or fewer, would not fill whole tiles.
+DOWN_LAYOUT = LAYOUTS["Q8_0"]._replace(name="Q8_0-half", halves=1)
+DOWN_OUTPUTS = DOWN_LAYOUT.outputs

@@ -10,11 +10,12 @@ from typing import Any
 
 from plait.kernels.cpu import vector_ops
 from plait.kernels.cpu.gemm import amx_blocking
+from plait.kernels.cpu.gemm.adapter_reads import list_memory, list_next_down, list_up, updated_rows
 from plait.kernels.cpu.gemm.amx_blocking import NO_ACTIVATION, GemmTask, TileStream
 from plait.kernels.cpu.gemm.amx_kernel import TILE_BYTES
 from plait.kernels.cpu.gemm.layout_calls import call_output, call_product
 from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
-from plait.kernels.cpu.kernel_types import DOWN_TILES, TILE_COLUMNS, TILES_OF_UP, QuantizedActivations, RowUpdates
+from plait.kernels.cpu.kernel_types import TILE_COLUMNS, TILES_OF_UP, PrefetchList, QuantizedActivations, RowUpdates
 from plait.kernels.cpu.parallel.threads import ThreadContext, shared_ranges
 from plait.kernels.cpu.vector_ops import address_of
 
@@ -32,7 +33,12 @@ def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, 
     """
     rows, blocks = x.scales.shape
     items = out.shape[1] // TILE_OUTPUTS
+    memory = list_memory()
     for first, last in shared_ranges(ctx, phase, items):
+        ahead = PrefetchList(memory, 0)
+        if len(updates.slots) > 1:  # one row waits for the weights as it is
+            ahead = list_up(ahead, updates, 0, rows, first, last - first)
+            ahead = list_next_down(ahead, updates, first, last, items)
         begin = 0  # the first tile of the part
         for i in range(0, len(parts), PART_COLUMNS):
             stream = TileStream(
@@ -49,7 +55,7 @@ def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, 
             elif part_first < part_last:
                 multiply_tiles(
                     parts[i + PRODUCT], stream, part_first, part_last, x, 0, rows,
-                    target + 4 * TILE_OUTPUTS * part_first, 4 * out.shape[1], 4 * TILE_OUTPUTS,
+                    target + 4 * TILE_OUTPUTS * part_first, 4 * out.shape[1], 4 * TILE_OUTPUTS, ahead,
                 )  # fmt: skip
             begin += tiles
         if len(updates.slots):
@@ -66,16 +72,12 @@ def add_up(
 
     out: the address of the first row's first tile; the others follow after `out_stride` and `tile_stride` bytes.
     """
-    for row in range(first_row, first_row + rows):
-        slot = updates.slots[row]
-        if slot >= 0:
-            entry = updates.table[slot * updates.rows_per_adapter + updates.first]
-            if entry[DOWN_TILES]:
-                terms = address_of(updates.terms) + 4 * row * updates.terms.shape[1]
-                target = out + (row - first_row) * out_stride
-                for i in range(tiles):
-                    described = entry[TILES_OF_UP] + 8 * TILE_COLUMNS * (tile + i)
-                    vector_ops.add_products_at(target + i * tile_stride, terms, described)
+    for row, entry in updated_rows(updates, first_row, rows):
+        terms = address_of(updates.terms) + 4 * row * updates.terms.shape[1]
+        target = out + (row - first_row) * out_stride
+        for i in range(tiles):
+            described = entry[TILES_OF_UP] + 8 * TILE_COLUMNS * (tile + i)
+            vector_ops.add_products_at(target + i * tile_stride, terms, described)
 
 
 def multiply_tiles(
@@ -89,8 +91,12 @@ def multiply_tiles(
     out: int,
     out_stride: int,
     out_tile_stride: int,
+    ahead: PrefetchList,
 ) -> None:
-    """Multiplies int8 rows [begin, begin + rows) with tiles [first, last); `function`: their layout's `product`."""
+    """Multiplies int8 rows [begin, begin + rows) with tiles [first, last); `function`: their layout's `product`.
+
+    It prefetches `ahead` meanwhile, as far as it gets.
+    """
     blocks, x_stride = x.scales.shape[1], int(x.quants.shape[1])
     offset, tile = 4 * begin * blocks, stream.tiles + first * stream.stride
     quants, scales = address_of(x.quants) + begin * x_stride, address_of(x.scales) + offset
@@ -99,7 +105,7 @@ def multiply_tiles(
         function,
         (
             tile, stream.stride, last - first, quants, x_stride, scales, block_sums, half_sums, blocks,
-            out, out_stride, out_tile_stride, rows,
+            out, out_stride, out_tile_stride, rows, ahead.address, ahead.length,
         ),
     )  # fmt: skip
 
@@ -154,20 +160,26 @@ def gate_up_tiles(
     rows, buffer_rows, buffer = len(x.scales), len(gate_up_buffer), address_of(gate_up_buffer)
     pair_bytes, one_layout = 8 * TILE_OUTPUTS, functions[0] == functions[1]
     both = TileStream(gate.dequantize, gate.multiply_pass, gate.tiles, up.tiles - gate.tiles)
+    memory, tiles = list_memory(), out.scales.shape[1]
     for begin in range(0, rows, buffer_rows):
         count = min(buffer_rows, rows - begin)
         step = buffer_rows // count if one_layout else 1
         stride = step * pair_bytes
         for item in range(first, last, step):
-            end = min(last, item + step)
+            end, ahead = min(last, item + step), PrefetchList(memory, 0)
+            if len(updates.slots) > 1:
+                for i in range(2):
+                    ahead = list_up(ahead, updates, begin, count, i * tiles + item, end - item)
+                ahead = list_next_down(ahead, updates, item, end, tiles)
             if one_layout:
-                multiply_tiles(functions[0], both, 2 * item, 2 * end, x, begin, count, buffer, stride, 4 * TILE_OUTPUTS)
+                multiply_tiles(
+                    functions[0], both, 2 * item, 2 * end, x, begin, count, buffer, stride, 4 * TILE_OUTPUTS, ahead
+                )
             else:
                 up_buffer = buffer + 4 * TILE_OUTPUTS
-                multiply_tiles(functions[0], gate, item, end, x, begin, count, buffer, stride, pair_bytes)
-                multiply_tiles(functions[1], up, item, end, x, begin, count, up_buffer, stride, pair_bytes)
+                multiply_tiles(functions[0], gate, item, end, x, begin, count, buffer, stride, pair_bytes, ahead)
+                multiply_tiles(functions[1], up, item, end, x, begin, count, up_buffer, stride, pair_bytes, ahead)
             if len(updates.slots):
-                tiles = out.scales.shape[1]
                 add_up(updates, begin, count, item, buffer, stride, end - item, pair_bytes)
                 add_up(updates, begin, count, tiles + item, buffer + 4 * TILE_OUTPUTS, stride, end - item, pair_bytes)
             for row in range(count):

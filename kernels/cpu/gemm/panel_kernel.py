@@ -18,11 +18,12 @@ from plait.kernels.cpu.gemm.block_values import (
     BlockQuants,
     Prefetch,
     block_scales,
+    generate_float_dequantize,
+    generate_float_output,
     prefetch_share,
     tile_block_place,
     unit_scales,
 )
-from plait.kernels.cpu.gemm.float_values import generate_float_dequantize, generate_float_output
 from plait.kernels.cpu.gemm.layouts import (
     GROUP_INPUTS,
     HALF_TILE,

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.kernels.cpu.gemm.layout_kernels import layout_kernel
-from plait.kernels.cpu.gemm.layouts import QUANT_BLOCK, TILE_OUTPUTS
-from plait.kernels.cpu.kernel_args import CACHE_LINE, aligned_zeros
+from plait.kernels.cpu.gemm.layouts import DOWN_LAYOUT, DOWN_OUTPUTS, QUANT_BLOCK, TILE_OUTPUTS
+from plait.kernels.cpu.kernel_args import CACHE_LINE, huge_zeros
 from plait.kernels.cpu.kernel_types import DOWN_TILES, HEAD, NUM_OUTER, TABLE_COLUMNS, TILE_COLUMNS
-from plait.kernels.cpu.low_rank.packing import LAYOUT, UNIT_BYTES, UP_BYTES, Part, pack
+from plait.kernels.cpu.low_rank.packing import UNIT_BYTES, UP_BYTES, Part, pack
 
 MAX_PLANS = 1 << 10
 Floats = npt.NDArray[np.float32]
@@ -51,7 +51,7 @@ class CpuAdapters:
     """
 
     def __init__(self, num_outputs: Sequence[Sequence[int]], num_slots: int) -> None:
-        self._num_outputs, self.num_terms = num_outputs, TILE_OUTPUTS
+        self._num_outputs, self.num_terms = num_outputs, DOWN_OUTPUTS
         self._placed: list[PackedAdapter | None] = [None] * num_slots
         self._rows = sum(map(len, num_outputs))
         self.table = np.zeros((num_slots * self._rows, TABLE_COLUMNS), np.int64)
@@ -70,7 +70,7 @@ class CpuAdapters:
         ]
         plans = {i: _plan_of(*product) for i, product in enumerate(products) if product[0]}
         rows, begin = np.zeros((len(products), TABLE_COLUMNS), np.int64), 0
-        memory = aligned_zeros((sum(plan.num_bytes for plan in plans.values()),), np.uint8)
+        memory = huge_zeros(sum(plan.num_bytes for plan in plans.values()))
         packing = _Packing([], [], [memory])
         for i, plan in plans.items():
             rows[i] = packing.add(products[i][0], plan, memory[begin : begin + plan.num_bytes])
@@ -123,14 +123,14 @@ def _plan(num_outputs: int, inputs: int, updates: tuple[tuple[int, int, int, boo
         rank += ranks
         last[of_update] = np.maximum(last[of_update], num_ranks + 1 if has_bias else rank)
     first[last == 0], last[last == 0] = 0, 1  # the kernel adds at least one term, here zeros
-    term_tiles = -(-(num_ranks + any(has_bias for *_, has_bias in updates)) // TILE_OUTPUTS)
+    term_tiles = -(-(num_ranks + any(has_bias for *_, has_bias in updates)) // DOWN_OUTPUTS)
     table_bytes = 8 * TILE_COLUMNS * num_tiles
     ends = table_bytes + -table_bytes % CACHE_LINE + UP_BYTES * np.cumsum(last - first)
     tiles = np.stack([first, last - first, ends - UP_BYTES * (last - first)], axis=1)
     factors = int(ends[-1])
-    down = factors + 4 * TILE_OUTPUTS * term_tiles
+    down = factors + 4 * DOWN_OUTPUTS * term_tiles
     num_bytes = down + inputs // QUANT_BLOCK * UNIT_BYTES * term_tiles
-    return _Plan(inputs, tiles, factors, down, num_bytes, TILE_OUTPUTS * term_tiles if inputs else 0)
+    return _Plan(inputs, tiles, factors, down, num_bytes, DOWN_OUTPUTS * term_tiles if inputs else 0)
 
 
 class _Packing(NamedTuple):
@@ -162,7 +162,7 @@ class _Packing(NamedTuple):
             terms = np.ascontiguousarray((updates[0].down * np.abs(updates[0].up).max(axis=0)[:, None]).T, np.float32)
             self.arrays.append(terms)
             return terms.ctypes.data, terms.strides[0], 1, 0, 0, -1, tiles
-        num_tiles, product = plan.num_terms // TILE_OUTPUTS, layout_kernel(LAYOUT.name).product
+        num_tiles, product = plan.num_terms // DOWN_OUTPUTS, layout_kernel(DOWN_LAYOUT.name).product
         return packed, plan.inputs // QUANT_BLOCK * UNIT_BYTES, num_tiles, product, factors, one_term, tiles
 
     def _address(self, array: Floats) -> int:

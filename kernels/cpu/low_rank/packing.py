@@ -16,13 +16,12 @@ import numpy as np
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.compiler.intrinsics import Float32, Int, carray, intrinsic
 from plait.kernels.cpu.compiler.library import KernelLibrary
-from plait.kernels.cpu.gemm.layouts import HALF_TILE, LAYOUTS, LINE, QUANT_BLOCK, TILE_OUTPUTS
+from plait.kernels.cpu.gemm.layouts import DOWN_LAYOUT, DOWN_OUTPUTS, HALF_TILE, LINE, QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.kernel_args import as_pointer
 from plait.kernels.cpu.kernel_types import FIRST_TERM, TERMS_OF_TILE, TILE_COLUMNS, UP_AT
 from plait.kernels.cpu.vector_ops import largest_magnitude
 
-LAYOUT = LAYOUTS["Q8_0"]
-UNIT_BYTES, UP_BYTES = LAYOUT.unit_bytes, 2 * TILE_OUTPUTS  # of a block of `down`, and of a term of a tile of `up`
+UNIT_BYTES, UP_BYTES = DOWN_LAYOUT.unit_bytes, 2 * TILE_OUTPUTS  # of a block of `down`, and of a term of a tile of `up`
 
 
 class Part(NamedTuple):
@@ -95,10 +94,10 @@ def _pack_down(part: Part) -> None:
         term, row = part.term + rank, part.down + 4 * part.inputs * rank
         divisor = _divisor(row, part.inputs)
         factors[rank] *= divisor
-        tile = part.packed + term // TILE_OUTPUTS * blocks * UNIT_BYTES
+        tile = part.packed + term // DOWN_OUTPUTS * blocks * UNIT_BYTES
         for block in range(blocks):
             unit = tile + UNIT_BYTES * block
-            _round_block(row + 4 * QUANT_BLOCK * block, divisor, unit, term % TILE_OUTPUTS)
+            _round_block(row + 4 * QUANT_BLOCK * block, divisor, unit, term % DOWN_OUTPUTS)
 
 
 def _factors(part: Part) -> Any:
@@ -113,7 +112,7 @@ def _divisor(x: int, count: int) -> Any:
 
 @intrinsic
 def _round_block(b: Any, x: Int, divisor: Float32, unit: Int, lane: Int) -> None:
-    """Writes 32 float32, divided by `divisor`, as an output of a unit of Q8_0."""
+    """Writes 32 float32, divided by `divisor`, as an output of a unit."""
     divisors = v.splat(b, divisor)
     parts = [b.fdiv(v.load(b, x, v.F32X16, 64 * i), divisors) for i in range(2)]
     bits = [b.and_(b.bitcast(part, v.I32X16), v.constant(v.I32X16, 0x7FFFFFFF)) for part in parts]
@@ -121,15 +120,14 @@ def _round_block(b: Any, x: Int, divisor: Float32, unit: Int, lane: Int) -> None
     scale = b.fptrunc(b.fdiv(largest, v.F32(127.0)), v.F16)
     v.store(b, scale, b.add(unit, b.mul(lane, v.I64(2))))
     steps = v.splat(b, b.fpext(scale, v.F32))  # where it is 0, the quants do not matter
-    half, place = b.lshr(lane, v.I64(4)), b.and_(lane, v.I64(HALF_TILE - 1))
-    lines = b.add(b.add(unit, b.mul(half, v.I64(LAYOUT.half_bytes))), b.mul(place, v.I64(4)))
+    lines = b.add(unit, b.mul(lane, v.I64(4)))
     for i, part in enumerate(parts):
         rounded = v.call_intrinsic(b, "llvm.nearbyint.v16f32", v.F32X16, [b.fdiv(part, steps)])
         clipped = v.minimum(b, v.maximum(b, rounded, v.constant(v.F32X16, -128.0)), v.constant(v.F32X16, 127.0))
-        integers = b.add(b.fptosi(clipped, v.I32X16), v.constant(v.I32X16, LAYOUT.offset))
+        integers = b.add(b.fptosi(clipped, v.I32X16), v.constant(v.I32X16, DOWN_LAYOUT.offset))
         words = b.bitcast(b.trunc(integers, v.vector(v.I8)), v.vector(v.I32, 4))
         for j in range(4):
-            v.store(b, b.extract_element(words, v.I32(j)), lines, LAYOUT.blocks_offset + LINE * (4 * i + j))
+            v.store(b, b.extract_element(words, v.I32(j)), lines, DOWN_LAYOUT.blocks_offset + LINE * (4 * i + j))
 
 
 @intrinsic

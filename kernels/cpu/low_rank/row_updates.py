@@ -13,14 +13,13 @@ import numpy as np
 
 from plait.kernels.cpu import kernel_types as types
 from plait.kernels.cpu import vector_ops
+from plait.kernels.cpu.gemm.adapter_reads import down_items, parts_of_down
 from plait.kernels.cpu.gemm.amx_blocking import TileStream
-from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
+from plait.kernels.cpu.gemm.layouts import DOWN_OUTPUTS, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import linear, multiply_tiles
-from plait.kernels.cpu.kernel_types import QuantizedActivations, RowUpdates
-from plait.kernels.cpu.parallel.threads import ThreadContext, shared_items
+from plait.kernels.cpu.kernel_types import PrefetchList, QuantizedActivations, RowUpdates
+from plait.kernels.cpu.parallel.threads import ThreadContext, shared_ranges
 from plait.kernels.cpu.vector_ops import address_of
-
-ROWS_PER_ITEM = 4
 
 
 def of_product(updates: RowUpdates, layer: int, product: int) -> RowUpdates:
@@ -55,32 +54,24 @@ def add_to_embedding(updates: RowUpdates, row: int, token: int, out: int, tiles:
 
 
 def multiply_down(ctx: ThreadContext, phase: int, updates: RowUpdates, x: QuantizedActivations) -> None:
-    """Writes the terms of the rows of x [T, K], int8, that have an adapter. An item is 32 terms of a few rows."""
-    rows, tiles = len(x.scales), updates.terms.shape[1] // TILE_OUTPUTS
-    items = (rows + ROWS_PER_ITEM - 1) // ROWS_PER_ITEM * tiles
-    for item in shared_items(ctx, phase, items, 1):
-        tile, row = item % tiles, item // tiles * ROWS_PER_ITEM
-        last = min(rows, row + ROWS_PER_ITEM)
-        while row < last:
-            slot, end = updates.slots[row], row + 1
-            while end < last and updates.slots[end] == slot:
-                end += 1
-            if slot >= 0:
-                entry = updates.table[slot * updates.rows_per_adapter + updates.first]
-                if tile < entry[types.DOWN_TILES]:
-                    _write_terms(tile, row, end - row, entry, updates, x)
-            row = end
+    """Writes the terms of the rows of x [T, K], int8, that have an adapter."""
+    for first, last in shared_ranges(ctx, phase, down_items(updates)):
+        for tile, row, end, entry in parts_of_down(updates, first, last):
+            _write_terms(tile, row, end - row, entry, updates, x)
 
 
 def _write_terms(tile: int, row: int, rows: int, entry: Any, updates: RowUpdates, x: QuantizedActivations) -> None:
     """Writes a tile of terms of rows with one adapter: the product with `down`, times the factors of the ranks."""
     stride = 4 * updates.terms.shape[1]
-    terms = address_of(updates.terms) + row * stride + 4 * TILE_OUTPUTS * tile
+    terms = address_of(updates.terms) + row * stride + 4 * DOWN_OUTPUTS * tile
     stream = TileStream(0, 0, entry[types.DOWN_AT], entry[types.DOWN_STRIDE])
-    multiply_tiles(entry[types.DOWN_PRODUCT], stream, tile, tile + 1, x, row, rows, terms, stride, 4 * TILE_OUTPUTS)
-    factors, one = entry[types.FACTORS_AT] + 4 * TILE_OUTPUTS * tile, entry[types.ONE_TERM] - TILE_OUTPUTS * tile
+    multiply_tiles(
+        entry[types.DOWN_PRODUCT], stream, tile, tile + 1, x, row, rows, terms, stride, 4 * DOWN_OUTPUTS,
+        PrefetchList(0, 0),
+    )  # fmt: skip
+    factors, one = entry[types.FACTORS_AT] + 4 * DOWN_OUTPUTS * tile, entry[types.ONE_TERM] - DOWN_OUTPUTS * tile
     for i in range(rows):
         target = terms + i * stride
-        vector_ops.scale_into(target, factors, np.float32(1.0), target, 2)
-        if one >= 0 and one < TILE_OUTPUTS:  # kernels compare two numbers at a time
+        vector_ops.scale_into(target, factors, np.float32(1.0), target, DOWN_OUTPUTS // 16)
+        if one >= 0 and one < DOWN_OUTPUTS:  # kernels compare two numbers at a time
             updates.terms[row + i, entry[types.ONE_TERM]] = np.float32(1.0)

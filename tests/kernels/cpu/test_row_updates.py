@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_calls import compiled_kernel, unpacked
@@ -14,10 +17,12 @@ from stored_weights import dequantized_weight, random_weight
 
 from plait.kernels.cpu import decoder_kernels, kernel_types, vector_ops
 from plait.kernels.cpu.decoder_weights import weight_part
-from plait.kernels.cpu.gemm import packed_linear, packed_weights
-from plait.kernels.cpu.gemm.layouts import LAYOUTS
+from plait.kernels.cpu.gemm import adapter_reads, packed_linear, packed_weights
+from plait.kernels.cpu.gemm.block_values import PIECE_BYTES
+from plait.kernels.cpu.gemm.layouts import DOWN_LAYOUT, DOWN_OUTPUTS
 from plait.kernels.cpu.gemm.packed_weights import PackedWeight
-from plait.kernels.cpu.kernel_types import RowUpdates
+from plait.kernels.cpu.kernel_args import CACHE_LINE, HUGE_PAGE, huge_zeros
+from plait.kernels.cpu.kernel_types import PrefetchList, RowUpdates
 from plait.kernels.cpu.low_rank import row_updates
 from plait.kernels.cpu.low_rank.adapters import CpuAdapters, ProductUpdate
 from plait.kernels.cpu.parallel.threads import ThreadContext
@@ -40,6 +45,13 @@ def multiply_down(counters, updates, x):
 def gate_up_linear(counters, parts, activation, x, out, buffer, updates):
     ctx = ThreadContext(0, 1, address_of(counters), 0)
     packed_linear.gate_up_linear(ctx, 0, parts, activation, x, out, buffer, updates)
+
+
+@compiled_kernel
+def list_ahead(pieces, counts, updates, tile, tiles, first, last, items):
+    ahead = adapter_reads.list_up(PrefetchList(address_of(pieces), 0), updates, 0, len(updates.slots), tile, tiles)
+    counts[0] = ahead.length
+    counts[1] = adapter_reads.list_next_down(ahead, updates, first, last, items).length
 
 
 def columns(*weights):
@@ -71,13 +83,15 @@ def adapters_of(draw, num_outputs):
 
 def updates_of(adapters, num_outputs, product, slots):
     """The updates of rows with these slots, and what keeps their memory alive."""
-    layers = [[[updates if i == product else [] for i in range(kernel_types.NUM_PRODUCTS)]] for updates in adapters]
-    packed = CpuAdapters([[num_outputs] * kernel_types.NUM_PRODUCTS], len(layers))
+    layers = [
+        [[updates if i == product else [] for i in range(kernel_types.NUM_PRODUCTS)], [[], []]] for updates in adapters
+    ]
+    packed = CpuAdapters([[num_outputs] * kernel_types.NUM_PRODUCTS, [0] * kernel_types.NUM_OUTER], len(layers))
     for slot, layer in enumerate(layers):
         packed.place(slot, packed.pack(layer))
     terms = np.zeros((len(slots), packed.num_terms), np.float32)
     slots = np.array(slots, np.int32)
-    return RowUpdates(slots, packed.table, product, kernel_types.NUM_PRODUCTS, terms), packed
+    return RowUpdates(slots, packed.table, product, row_updates.rows_per_adapter(1), terms), packed
 
 
 def rounded(down):
@@ -96,11 +110,23 @@ def expected_updates(adapters, slots, values, num_outputs):
     return added
 
 
-rows_of = st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=20)
+def lines(begin, end):
+    """The cache lines of memory [begin, end)."""
+    return set(range(begin // 64, (end + 63) // 64))
+
+
+def lines_of_up(entry, tile, tiles):
+    """What rows with an adapter read of `up`, by the table's row of a product."""
+    table = numbers_at(entry[kernel_types.TILES_OF_UP], (tile + tiles, kernel_types.TILE_COLUMNS), np.int64)
+    return set().union(*(lines(at, at + 64 * count) for _, count, at in table[tile:].tolist()))
+
+
+def slots_of(most_rows):
+    return st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=most_rows)
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows_of, st.lists(st.sampled_from(["Q4_K", "Q6_K", "Q8_0"]), min_size=1, max_size=2), st.data())
+@given(slots_of(20), st.lists(st.sampled_from(["Q4_K", "Q6_K", "Q8_0"]), min_size=1, max_size=2), st.data())
 def test_a_product_with_updates(slots, forms, data):
     weights = [random_weight(name, 64, INPUTS, i, 1e-4) for i, name in enumerate(forms)]
     num_outputs = 64 * len(forms)
@@ -116,7 +142,7 @@ def test_a_product_with_updates(slots, forms, data):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=40), st.data())
+@given(slots_of(40), st.data())
 def test_a_gated_product_with_updates(slots, data):
     """As without them, of gate and up that have the updates: more rows than fit the buffer, too."""
     tiles = 3
@@ -135,6 +161,35 @@ def test_a_gated_product_with_updates(slots, data):
     expected = gate / (1 + np.exp(-gate)) * up
     steps = np.abs(expected).reshape(len(slots), tiles, 32).max(-1).repeat(32, axis=1) / 127
     assert (np.abs(dequantized(out).numpy() - expected) <= 0.6 * steps + 2e-3 * steps.max() * 127).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(slots_of(6), st.integers(0, 3), st.integers(1, 5), st.integers(1, 6), st.data())
+def test_a_product_prefetches_what_is_read_next(slots, tile, tiles, items, data):
+    """`up` of its own tiles, and `down` of the next product, of which its items have a share each."""
+    adapters = data.draw(adapters_of(256))
+    updates, _kept = updates_of(adapters, 256, kernel_types.OUTPUT, slots)
+    following, _too = updates_of(adapters, 256, kernel_types.GATE_UP, slots)
+    updates.table[:] += following.table
+    prefetched, pieces, counts = set(), np.zeros(adapter_reads.MAX_PIECES, np.int64), np.zeros(2, np.int64)
+    of_slots = updates.table.reshape(len(adapters), -1, kernel_types.TABLE_COLUMNS)[sorted({*slots} - {-1})]
+    of_slots = of_slots[of_slots[:, kernel_types.OUTPUT, kernel_types.DOWN_TILES] > 0]
+    for item in range(items):
+        list_ahead(pieces, counts, updates, tile, tiles, item, item + 1, items)
+        up, both = (set().union(*(lines(at, at + PIECE_BYTES) for at in pieces[:count].tolist())) for count in counts)
+        prefetched |= both
+        assert up >= set().union(*(lines_of_up(entry, tile, tiles) for entry in of_slots[:, kernel_types.OUTPUT]))
+    for begin, stride, num_tiles, *_ in of_slots[:, kernel_types.GATE_UP].tolist():
+        assert prefetched >= lines(begin, begin + stride * num_tiles)
+
+
+def test_no_more_is_prefetched_than_there_is_room_for():
+    adapters = [[ProductUpdate(0, np.ones((32, INPUTS), np.float32), np.ones((64, 32), np.float32), None)]] * 2
+    updates, _kept = updates_of(adapters, 64, kernel_types.OUTPUT, [0, 1] * 64)
+    pieces, counts = np.zeros(adapter_reads.MAX_PIECES + 1, np.int64), np.zeros(2, np.int64)
+    list_ahead(pieces, counts, updates, 0, 2, 0, 1, 1)
+    assert counts.tolist() == [adapter_reads.MAX_PIECES] * 2
+    assert pieces[-2] and not pieces[-1]
 
 
 def numbers_at(address, shape, dtype):
@@ -172,15 +227,15 @@ def test_numbers_are_packed_to_the_bit(adapters, down_exponent, up_exponent, dat
             up[num_ranks, outputs] = 0 if bias is None else bias
             rank = ranks.stop
         assert np.array_equal(numbers_at(row[kernel_types.FACTORS_AT], (num_ranks,), np.float32), factors)
-        data_of_down = (row[kernel_types.DOWN_TILES], INPUTS // 32, LAYOUTS["Q8_0"].unit_bytes)
-        weight = PackedWeight(numbers_at(row[kernel_types.DOWN_AT], data_of_down, np.uint8), LAYOUTS["Q8_0"], num_ranks)
+        data_of_down = (row[kernel_types.DOWN_TILES], INPUTS // 32, DOWN_LAYOUT.unit_bytes)
+        weight = PackedWeight(numbers_at(row[kernel_types.DOWN_AT], data_of_down, np.uint8), DOWN_LAYOUT, num_ranks)
         assert np.array_equal(unpacked(weight), dequantized_weight(packed_weights.quantize(downs, 8)))
         table = numbers_at(row[kernel_types.TILES_OF_UP], (5, kernel_types.TILE_COLUMNS), np.int64)
         for i, (first, count, address) in enumerate(table):
             expected = up[first : first + count, 32 * i : 32 * i + 32]
             assert np.array_equal(numbers_at(address, (count, 32), np.float16), expected)
             assert not up[:first, 32 * i : 32 * i + 32].any() and not up[first + count :, 32 * i : 32 * i + 32].any()
-        assert packed.num_terms == 32 * row[kernel_types.DOWN_TILES]
+        assert packed.num_terms == DOWN_OUTPUTS * row[kernel_types.DOWN_TILES]
 
 
 def test_a_row_without_an_adapter_has_the_same_bits_beside_others():
@@ -194,3 +249,15 @@ def test_a_row_without_an_adapter_has_the_same_bits_beside_others():
         adapted_linear(counters(2), parts, x, outs[-1], updates)
     assert np.array_equal(outs[0][[1, 3]], outs[1][[1, 3]])
     assert not np.allclose(outs[0][[0, 2]], outs[1][[0, 2]])
+
+
+@pytest.mark.parametrize("num_bytes", [1, 100, HUGE_PAGE, 2 * HUGE_PAGE + 1])
+def test_memory_of_adapters_is_in_huge_pages_if_it_fills_one(num_bytes, monkeypatch):
+    memory = huge_zeros(num_bytes)
+    assert num_bytes <= len(memory) <= num_bytes + HUGE_PAGE
+    assert not memory.any() and memory.flags.writeable and memory.ctypes.data % CACHE_LINE == 0
+    if num_bytes >= HUGE_PAGE and Path("/sys/kernel/mm/transparent_hugepage").exists():
+        of_mapping = Path("/proc/self/smaps").read_text().split(f"\n{memory.ctypes.data:x}-")[1]
+        assert "hg" in of_mapping.split("VmFlags:")[1].split("\n")[0].split()
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    assert not huge_zeros(num_bytes).any(), "on a system without huge pages"

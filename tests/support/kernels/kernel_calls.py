@@ -122,6 +122,6 @@ def unpacked(weight: PackedWeight, kernel: LayoutKernel | None = None) -> np.nda
     out = np.full((weight.outputs, weight.inputs), np.nan, np.float32)
     function = (kernel or layout_kernel(weight.layout.name)).output
     for row in range(weight.outputs):
-        tile = weight.address + row // TILE * weight.tile_bytes
-        _call(function, tile, row % TILE, weight.inputs // 32, out[row].ctypes.data)
+        tile = weight.address + row // weight.layout.outputs * weight.tile_bytes
+        _call(function, tile, row % weight.layout.outputs, weight.inputs // 32, out[row].ctypes.data)
     return out
