@@ -79,8 +79,9 @@ LIBRARY = KernelLibrary("threads", run_step, serve_steps)
 
 @cache
 def _compiled_step() -> Any:
-    """Returns `run_step` as compiled code, which keeps Python's global lock: a step is over in milliseconds."""
-    return ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 4)(LIBRARY.load()["run_step"])
+    """Returns `run_step` as compiled code that runs without Python's global lock: other threads read adapters, and
+    build grammars, and a step takes longer than they may wait each time they want the lock."""
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(LIBRARY.load()["run_step"])
 
 
 @cache
@@ -95,9 +96,10 @@ def launch(function: int, args: np.ndarray[Any, Any], threads: int, control: int
 
 
 class ThreadPool:
-    """The threads of this process that take part in steps, besides the one that calls a kernel."""
+    """The threads of this process that take part in steps, besides the one that calls a kernel. lock: of a step."""
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         memory = aligned_zeros((CONTROL_BYTES,), np.uint8)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # threads read it until the process has ended
         self.control = int(memory.ctypes.data)
@@ -140,6 +142,7 @@ class ThreadKernel:
 
     def __call__(self, args: np.ndarray[Any, Any], threads: int) -> None:
         """Runs the kernel on `args`, int64 [entries, 3] (`kernel_args`), with up to `threads` threads."""
-        if threads > _pool.num_threads:
-            _pool.grow(threads)
-        launch(self.address, args, threads, _pool.control)
+        with _pool.lock:
+            if threads > _pool.num_threads:
+                _pool.grow(threads)
+            launch(self.address, args, threads, _pool.control)

@@ -13,7 +13,7 @@ import pytest
 
 from plait.kernels.cpu.kernel_args import KernelArgs, args_at, int64_matrix
 from plait.kernels.cpu.parallel import thread_pool
-from plait.kernels.cpu.parallel.atomics import SLEEPERS, SPINS_BEFORE_SLEEP, spin_pause
+from plait.kernels.cpu.parallel.atomics import SLEEPERS, SPINS_BEFORE_SLEEP, atomic_load, atomic_store, spin_pause
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART, ThreadKernel, ThreadPool
 from plait.kernels.cpu.parallel.threads import (
     COUNTER_STRIDE,
@@ -54,7 +54,18 @@ def phases(thread_id, threads, address):
     _run_phases(ctx, int64_matrix(args, VALUES), int64_matrix(args, DELAYS))
 
 
-phases_kernel = ThreadKernel(phases)
+def answer(thread_id, threads, address):
+    """Waits for a number other than 0 in the first of the values, and then writes it to the second."""
+    if thread_id == SERIAL_PART:
+        values = args_at(address, ENTRIES)[VALUES, 0]
+        for _ in range(1 << 27):  # some seconds
+            if atomic_load(values):
+                atomic_store(values + 8, atomic_load(values))
+                break
+            spin_pause()
+
+
+phases_kernel, answer_kernel = ThreadKernel(phases), ThreadKernel(answer)
 
 
 class Work:
@@ -126,6 +137,37 @@ def test_idle_threads_sleep() -> None:
     address = pool.control + thread_pool.STEP + SLEEPERS
     sleepers = (ctypes.c_int64 * 1).from_address(address)
     assert comes_true(lambda: sleepers[0] == 2)
+
+
+def test_other_threads_run_python_during_a_step() -> None:
+    work = Work(1, 2, [0])
+    step = threading.Thread(target=answer_kernel, args=(work.args.descriptors, 1), daemon=True)
+    answer_kernel.address  # noqa: B018 (compiles it)
+    step.start()
+    while step.is_alive() and not work.values[0, 1]:
+        work.values[0, 0] += 1
+        time.sleep(0.001)
+    step.join(TIMEOUT_S)
+    assert work.values[0, 1] > 0
+
+
+def test_steps_of_several_threads_come_one_after_the_other() -> None:
+    """They share the threads of the pool."""
+
+    def run() -> None:
+        work = Work(7, 20, [0, 2])
+        for _ in range(100):
+            work.run(3)
+            work.check()
+        done.append(work)
+
+    done: list[Work] = []
+    callers = [threading.Thread(target=run, daemon=True) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(TIMEOUT_S)
+    assert len(done) == len(callers)
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
