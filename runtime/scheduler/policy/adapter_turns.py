@@ -48,6 +48,8 @@ class AdapterTurns:
             pool.place(first.seq.namespace.adapter)
             self._order.begin_step(now)  # more requests may start
             absent = [request for request in absent if not rows.is_resident(request)]
+            if not users.keys() <= pool.slots.keys():
+                break  # requests were paused: once a step
         if not pool.is_reading:
             self._read_next(absent)
 
