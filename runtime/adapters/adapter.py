@@ -122,6 +122,8 @@ def check_shapes(
 
     Raises CorruptModel and InputError, which name the module.
     """
+    if module == EMBEDDING and bias is not None:
+        raise InputError(f"the adapter {name!r} has a bias at {module}; an embedding has none")
     if len(down) != 2 or len(up) != 2 or (bias is not None and list(bias) != [up[0]]):
         raise CorruptModel(f"the adapter {name!r} has tensors of {module} that are no matrices")
     expected = shapes.get(f"{module}.weight", shapes[f"{EMBEDDING}.weight"])  # a tied head has none of its own

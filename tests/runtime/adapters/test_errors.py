@@ -23,6 +23,7 @@ from plait.runtime.errors import CorruptModel, InputError, ModelNotFound
 from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
+EMBEDDING = "base_model.model.model.embed_tokens"
 SIZES = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=97)
 
 
@@ -88,6 +89,13 @@ def zeros(*shape):
         ({}, {"base_model.model.lm_head.weight": zeros(97, 64)}, InputError, "lm_head.weight"),
         ({"modules_to_save": ["lm_head"]}, {}, InputError, "modules_to_save=['lm_head']"),
         ({}, {f"{Q}.bias": zeros(64)}, InputError, "q_proj.bias"),
+        (
+            {},
+            {f"{EMBEDDING}.lora_embedding_A": zeros(4, 97), f"{EMBEDDING}.lora_embedding_B": zeros(64, 4),
+             f"{EMBEDDING}.lora_B.bias": zeros(64)},
+            InputError,
+            "a bias at model.embed_tokens",
+        ),
         ({}, {f"{Q}.lora_B.weight": None}, CorruptModel, "no lora_B.weight of model.layers.0.self_attn.q_proj"),
         ({}, {f"{Q}.lora_B.weight": zeros(32, 4)}, InputError, "another model: its model.layers.0.self_attn.q_proj"),
         ({}, {f"{Q}.lora_B.weight": np.full((64, 4), np.nan, np.float32)}, InputError, "not finite"),
