@@ -32,13 +32,16 @@ MAX_HANGING = 64  # reads beyond their deadline; with more, every further read f
 
 
 class AdapterSlots(Protocol):
-    """Where a decoder has its adapters. spare_bytes: of the files of adapters that may be kept without a slot, beside
-    the one read last."""
+    """Where a decoder has its adapters. spare_bytes: of adapters that may be kept without a slot, beside the one read
+    last."""
 
     spare_bytes: int
 
     def prepare(self, adapter: Adapter) -> Any:
         """The adapter as `place` takes it; called in any thread."""
+
+    def num_bytes(self, adapter: Any) -> int:
+        """The memory that a prepared adapter takes."""
 
     def place(self, slot: int, adapter: Any) -> None:
         """Sets the adapter of a slot, which no step uses; None empties it."""
@@ -59,11 +62,12 @@ class Registered(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What the thread has read. adapter: its id. prepared: for `AdapterSlots.place`."""
+    """What the thread has read. adapter: its id. prepared: for `AdapterSlots.place`. num_bytes: of its memory."""
 
     adapter: str
     files: AdapterFiles
     prepared: Any
+    num_bytes: int
 
 
 class _Registration(NamedTuple):
@@ -206,8 +210,8 @@ class AdapterPool:
     @property
     def has_room(self) -> bool:
         """Whether another adapter can be read beside those of `wanted` that are kept."""
-        num_bytes = sum(read.files.num_bytes for adapter, read in self.kept.items() if adapter in self.wanted)
-        return not num_bytes or num_bytes < self._device.spare_bytes
+        sizes = [self.kept[adapter].num_bytes for adapter in self.wanted if adapter in self.kept]
+        return not sizes or sum(sizes) < self._device.spare_bytes
 
     def touch(self, adapter: str) -> None:
         """Notes that a step uses a resident adapter."""
@@ -290,16 +294,24 @@ class AdapterPool:
     def _keep(self, read: _Read, is_evicted: bool = False) -> None:
         """Keeps an adapter in memory, if anybody still has it, and drops others that have no room beside it. One that
         is_evicted goes itself rather than one that is wanted."""
-        if read.adapter not in self._files or read.adapter in self.slots:
-            return
-        excess = sum(other.files.num_bytes for other in self.kept.values()) - self._device.spare_bytes
+        self.kept.pop(read.adapter, None)
+        if read.adapter in self._files and read.adapter not in self.slots and self._make_room(not is_evicted):
+            self.kept[read.adapter] = read
+
+    def _make_room(self, drops_wanted: bool = True) -> bool:
+        """Drops adapters that are kept until those left have room beside another one: first those that nobody waits
+        for, and others if it drops_wanted. Returns False, and drops nothing, if there is not enough to drop."""
+        excess, victims = sum(read.num_bytes for read in self.kept.values()) - self._device.spare_bytes, list[str]()
         for adapter in sorted(self.kept, key=self.wanted.__contains__):
             if excess <= 0:
                 break
-            if is_evicted and adapter in self.wanted:
-                return
-            excess -= self.kept.pop(adapter).files.num_bytes
-        self.kept[read.adapter] = read
+            if adapter in self.wanted and not drops_wanted:
+                return False
+            victims.append(adapter)
+            excess -= self.kept[adapter].num_bytes
+        for adapter in victims:
+            del self.kept[adapter]
+        return True
 
     # -- the threads --------------------------------------------------------------------------------
 
@@ -321,6 +333,7 @@ class AdapterPool:
             except Exception as error:
                 return ModelError(f"the adapter could not be read ({type(error).__name__}: {error!s:.200})")
 
+        self._make_room()  # before what is read takes the memory of a device
         self._running = _Reading(job, name, time.monotonic() + READ_DEADLINE_S)
         self._calls = self._calls or BackgroundCalls(NICENESS)
         self._calls.begin(self._running, guarded)
@@ -331,7 +344,8 @@ class AdapterPool:
     def _read(self, opened: OpenAdapter, adapter: str = "") -> _Read:
         """Reads an adapter. adapter: its id; "" is the digest of its numbers."""
         read = opened.read()
-        return _Read(adapter or read.digest(), opened.files, self._device.prepare(read))
+        prepared = self._device.prepare(read)
+        return _Read(adapter or read.digest(), opened.files, prepared, self._device.num_bytes(prepared))
 
 
 def _timeout(name: str) -> QueueTimeout:

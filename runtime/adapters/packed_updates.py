@@ -24,6 +24,10 @@ class PackedAdapters(CpuAdapters):
         """As in `AdapterSlots`."""
         return self.pack(_updates_of(adapter, self._config))
 
+    def num_bytes(self, adapter: PackedAdapter) -> int:
+        """As in `AdapterSlots`."""
+        return sum(array.nbytes for array in adapter.arrays)
+
 
 def _updates_of(adapter: Adapter, config: ModelConfig) -> AdapterUpdates:
     family = FAMILIES_BY_NAME[config.architecture]

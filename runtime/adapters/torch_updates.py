@@ -107,6 +107,10 @@ class TorchAdapters:
         views = [memory[at : at + part.numel()].view(part.shape) for part, at in zip(parts, offsets, strict=True)]
         return memory, views
 
+    def num_bytes(self, adapter: PlacedAdapter) -> int:
+        """As in `AdapterSlots`."""
+        return adapter.memory.nbytes
+
     def place(self, slot: int, adapter: PlacedAdapter | None) -> None:
         """As in `AdapterSlots`."""
         before, self._slots[slot] = self._slots[slot], adapter or self._empty

@@ -7,6 +7,7 @@ import ctypes
 import math
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 # Device nodes without which Linux has no GPU that torch calls "cuda": NVIDIA, Jetson, AMD, Windows below WSL.
@@ -50,19 +51,24 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
     root: where /proc and /sys are, for tests.
     """
+    return _lowest_limit(root, "cpu", _group_quota)
+
+
+def _lowest_limit(root: Path, controller: str, limit_of: Callable[[Path], float | None]) -> float | None:
+    """Returns the lowest limit that a controller of this process's control groups has, or None."""
     try:
         memberships = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return None
-    quotas = []
+    limits = []
     for line in memberships:
         _, controllers, group = line.split(":", 2)
-        mount = root / "sys/fs/cgroup" / ("" if not controllers else "cpu")
-        if controllers and "cpu" not in controllers.split(","):
+        mount = root / "sys/fs/cgroup" / ("" if not controllers else controller)
+        if controllers and controller not in controllers.split(","):
             continue
         folder = mount / group.lstrip("/")  # inside a container the group may be named as seen from outside
-        quotas += [_group_quota(path) for path in (folder, *folder.parents) if path.is_relative_to(mount)]
-    return min((quota for quota in quotas if quota is not None), default=None)
+        limits += [limit_of(path) for path in (folder, *folder.parents) if path.is_relative_to(mount)]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _group_quota(folder: Path) -> float | None:
@@ -95,9 +101,19 @@ def host_adapter_budget() -> int:
     return min(host_memory_bytes() // 8, 4 << 30)
 
 
-def host_memory_bytes() -> int:
-    """The host's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def host_memory_bytes(root: Path = Path("/")) -> int:
+    """The memory of the host, or what this process's control groups let it use of that. root: as in `cpu_quota`."""
+    total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _lowest_limit(root, "memory", _group_memory)
+    return total_bytes if limit is None else min(total_bytes, int(limit))
+
+
+def _group_memory(folder: Path) -> float | None:
+    """Returns a control group's limit in bytes: version 2's memory.max, or version 1's file."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            return int((folder / name).read_text())
+    return None
 
 
 def trim_heap() -> None:

@@ -74,7 +74,9 @@ def test_the_logits_of_adapters_that_take_turns_in_two_slots(saved, weights, dty
 
 def pool_of(saved, paths, num_slots, model=None):
     config = runner(saved.folder / "base").config
-    slots = SimpleNamespace(prepare=lambda adapter: adapter.digest(), place=lambda slot, adapter: None, spare_bytes=0)
+    slots = SimpleNamespace(
+        prepare=lambda adapter: adapter.digest(), place=lambda slot, adapter: None, num_bytes=len, spare_bytes=0
+    )
     return AdapterPool(config, paths, num_slots, lambda count: slots)
 
 

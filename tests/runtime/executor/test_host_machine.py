@@ -7,7 +7,7 @@ import os
 import pytest
 
 from plait.runtime.executor import host_machine
-from plait.runtime.executor.host_machine import cpu_quota, num_threads
+from plait.runtime.executor.host_machine import cpu_quota, host_memory_bytes, num_threads
 
 
 @pytest.fixture
@@ -48,6 +48,20 @@ def cgroups(tmp_path):
 )
 def test_quota_of_the_control_groups(cgroups, membership, files, quota) -> None:
     assert cpu_quota(cgroups(membership, files)) == quota
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "limit"),
+    [
+        ("0::/a\n", {"sys/fs/cgroup/a/memory.max": "1048576\n", "sys/fs/cgroup/memory.max": "max\n"}, 1 << 20),
+        ("0::/a\n", {"sys/fs/cgroup/a/memory.max": "max\n"}, None),
+        ("5:memory:/x\n", {"sys/fs/cgroup/memory/x/memory.limit_in_bytes": "2097152\n"}, 2 << 20),
+        ("5:memory:/x\n", {"sys/fs/cgroup/memory/x/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+    ],
+)
+def test_memory_of_the_control_groups(cgroups, membership, files, limit) -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert host_memory_bytes(cgroups(membership, files)) == (limit or total)
 
 
 def test_a_system_without_control_groups_has_no_quota(tmp_path) -> None:

@@ -117,6 +117,21 @@ def test_an_adapter_without_a_slot_is_kept_and_comes_back_without_a_read(engine)
     assert not loop.adapters.pool.kept, "nobody has it any more"
 
 
+def test_what_is_kept_makes_room_only_for_what_then_is_kept(engine):
+    pool = engine(list("abcd"), 1, spare=2)[0].adapters.pool
+    reads = {name: adapter_pool._Read(identity(name), pool._files[identity(name)], name, 1) for name in "abcd"}
+    reads["d"] = reads["d"]._replace(num_bytes=9)
+    for name in "ab":
+        pool._keep(reads[name])
+    pool._keep(reads["a"])
+    assert list(pool.kept) == [identity("b"), identity("a")], "once"
+    pool.kept[identity("d")], pool.wanted = reads["d"], frozenset([identity("d")])
+    pool._keep(reads["c"], is_evicted=True)
+    assert set(pool.kept) == {identity(name) for name in "abd"}, "d alone is too much for c"
+    pool._keep(reads["c"])
+    assert set(pool.kept) == {identity("c")}
+
+
 def test_adapters_are_read_ahead_as_far_as_there_is_room(engine):
     loop, transport = engine(list("abcdef"), 1, delay=0, spare=2)
     post_calls(transport, call(1, "a", 40))
@@ -176,6 +191,23 @@ def test_a_tenant_with_many_adapters_does_not_shut_out_another(engine):
     assert 1000 in [reply.call for _, reply in transport.outbox if isinstance(reply, Finished)]
     calls = finish(loop, transport, 20_000)
     assert all(calls[i].tokens == greedy(PROMPT, 300, ignore_eos=True) for i in range(1, 41)), "pauses change nothing"
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("holders", [["many", "many"], ["x", "y"]])
+def test_two_adapters_that_wait_for_the_same_pause(engine, holders, is_kept):
+    """Two adapters of a tenant are read, and others hold both slots: a step takes one of these."""
+    loop, transport = engine(["a1", "a2", "b1", "b2"], 2, delay=0, spare=8, rows=16)
+    if is_kept:
+        post_calls(transport, call(50, "b1", 2, "one"), call(51, "b2", 2, "one"))
+        finish(loop, transport)
+    adapters = ["a1", "a1", "a1", "a2"] if holders[0] == holders[1] else ["a1", "a2"]
+    post_calls(transport, *(call(i, name, 300, holders[name == "a2"]) for i, name in enumerate(adapters, 1)))
+    steps(loop, 12)
+    post_calls(transport, call(100, "b1", 8, "one"), call(101, "b2", 8, "one"))
+    ended = finish(loop, transport)
+    assert all(len(ended[number].tokens) == 8 for number in (100, 101))
+    assert all(len(ended[number].tokens) == 300 for number in range(1, len(adapters) + 1))
 
 
 def test_an_adapter_that_cannot_be_read_fails_its_requests_only(engine):

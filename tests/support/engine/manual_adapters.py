@@ -50,6 +50,9 @@ class ManualSlots:
     def prepare(self, adapter):
         return adapter.name
 
+    def num_bytes(self, adapter):
+        return 1
+
     def place(self, slot, adapter):
         self.placed[slot] = adapter
 
