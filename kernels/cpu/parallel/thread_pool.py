@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -30,6 +31,7 @@ from plait.kernels.cpu.parallel.atomics import (
 
 SERIAL_PART = -1  # the thread id with which a kernel runs once before its threads start
 THREAD_NAME = "cpu-kernel"
+SHORT_INTERVAL_S = 0.002
 CLOSED = 1 << 40  # added to GATE when the step's work is done
 
 # Byte offsets within the control block, which all threads share. Each is followed by room for its SLEEPERS.
@@ -78,10 +80,10 @@ LIBRARY = KernelLibrary("threads", run_step, serve_steps)
 
 
 @cache
-def _compiled_step() -> Any:
-    """Returns `run_step` as compiled code that runs without Python's global lock: other threads read adapters, and
-    build grammars, and a step takes longer than they may wait each time they want the lock."""
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(LIBRARY.load()["run_step"])
+def _compiled_step(leaves_lock: bool) -> Any:
+    """Returns `run_step` as compiled code, which runs without Python's global lock or keeps it."""
+    kind = ctypes.CFUNCTYPE if leaves_lock else ctypes.PYFUNCTYPE
+    return kind(None, *[ctypes.c_int64] * 4)(LIBRARY.load()["run_step"])
 
 
 @cache
@@ -91,8 +93,12 @@ def compiled_worker() -> Any:
 
 
 def launch(function: int, args: np.ndarray[Any, Any], threads: int, control: int) -> None:
-    """Runs the kernel at an address on `args` with up to `threads` threads, this one among them."""
-    _compiled_step()(function, args.ctypes.data, threads, control)
+    """Runs the kernel at an address on `args` with up to `threads` threads, this one among them.
+
+    A step leaves Python's global lock to threads that read adapters and build grammars, if the switch interval is short
+    as in a runtime's process. With Python's 5 ms it would wait that long after each kernel beside a busy thread.
+    """
+    _compiled_step(sys.getswitchinterval() < SHORT_INTERVAL_S)(function, args.ctypes.data, threads, control)
 
 
 class ThreadPool:

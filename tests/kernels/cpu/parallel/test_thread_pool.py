@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import sys
 import threading
 import time
 
@@ -23,6 +24,7 @@ from plait.kernels.cpu.parallel.threads import (
     items_per_claim,
     mark_done,
 )
+from plait.runtime.process import worker
 
 VALUES, COUNTERS, DELAYS, ENTRIES = 0, 1, 2, 3
 TIMEOUT_S = 120.0
@@ -139,7 +141,8 @@ def test_idle_threads_sleep() -> None:
     assert comes_true(lambda: sleepers[0] == 2)
 
 
-def test_other_threads_run_python_during_a_step() -> None:
+def test_other_threads_run_python_during_a_step(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "getswitchinterval", lambda: worker.SWITCH_S)
     work = Work(1, 2, [0])
     step = threading.Thread(target=answer_kernel, args=(work.args.descriptors, 1), daemon=True)
     answer_kernel.address  # noqa: B018 (compiles it)
@@ -151,8 +154,10 @@ def test_other_threads_run_python_during_a_step() -> None:
     assert work.values[0, 1] > 0
 
 
-def test_steps_of_several_threads_come_one_after_the_other() -> None:
+@pytest.mark.parametrize("interval_s", [worker.SWITCH_S, 0.005])
+def test_steps_of_several_threads_come_one_after_the_other(monkeypatch, interval_s) -> None:
     """They share the threads of the pool."""
+    monkeypatch.setattr(sys, "getswitchinterval", lambda: interval_s)
 
     def run() -> None:
         work = Work(7, 20, [0, 2])
